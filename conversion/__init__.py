@@ -1,0 +1,5 @@
+"""From and to other people's files: Hugging Face folders and GGUF, one small declarative module per model family.
+
+What belongs here: readers and writers of foreign formats, the translation of their configs and tensor names, export and
+verification. What does not: anything that runs on the device (jaxlm/) and jaxlm's own files (checkpoints/).
+"""

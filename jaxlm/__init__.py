@@ -1,0 +1,36 @@
+"""jaxlm: the JAX runtime for open-weight language models.
+
+The path of a token, one module per step: tokenizer, model (embed, blocks of attention and ffn, lm_head), sample, cache.
+Everything is a pure function over a parameter pytree, a frozen config and a cache that is a plain value.
+"""
+
+from jaxlm.attention import attention
+from jaxlm.cache import KVCache, init_cache
+from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpec, RopeSpec
+from jaxlm.errors import JaxlmError
+from jaxlm.ffn import ffn
+from jaxlm.model import decode_step, embed, forward, lm_head, prefill
+from jaxlm.params import init_params, unstack
+from jaxlm.sample import sample
+
+__all__ = [
+    "AttentionSpec",
+    "FFNSpec",
+    "JaxlmError",
+    "KVCache",
+    "LayerSpec",
+    "ModelConfig",
+    "NormSpec",
+    "RopeSpec",
+    "attention",
+    "decode_step",
+    "embed",
+    "ffn",
+    "forward",
+    "init_cache",
+    "init_params",
+    "lm_head",
+    "prefill",
+    "sample",
+    "unstack",
+]

@@ -1,0 +1,92 @@
+"""The KV cache as a plain value.
+
+Per layer it holds K and V [R,B,S,K,h], R being the repeats of the layer's segment, and for each row one length: how many
+positions have been processed. A layer without a window has a slot for every position. A layer with window W keeps a ring
+of W slots: position p lives in slot p mod S. Since a full layer never wraps, one rule serves both.
+
+A token's K and V are written by the step that processes it: right after a token has been chosen, `lengths` does not
+count it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxlm.config import AttentionSpec, ModelConfig
+from jaxlm.errors import RequestError
+
+
+class KV(NamedTuple):
+    """Keys and values, each [..., S, K, h]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+@struct.dataclass
+class KVCache:
+    """layers[i][j] is the `KV` [R,B,S,K,h] of layer j in the unit of segment i; lengths int32 [B]."""
+
+    layers: tuple[tuple[KV, ...], ...]
+    lengths: jax.Array
+
+
+def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None) -> KVCache:
+    """An empty cache for `batch` rows of at most `max_len` tokens. dtype None is that of the config."""
+    for name, value in (("batch", batch), ("max_len", max_len)):
+        if not isinstance(value, int) or value < 1:
+            raise RequestError(f"init_cache: {name} is {value!r}; allowed: an integer of at least 1")
+    dtype = jnp.dtype(config.dtype if dtype is None else dtype)
+
+    def empty(spec: AttentionSpec, repeat: int) -> KV:
+        shape = (repeat, batch, slots_needed(spec, max_len), spec.num_kv_heads, spec.head_dim)
+        return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    layers = tuple(tuple(empty(layer.attention, s.repeat) for layer in s.unit) for s in config.segments)
+    return KVCache(layers, jnp.zeros((batch,), jnp.int32))
+
+
+def slots_needed(spec: AttentionSpec, max_len: int) -> int:
+    return min(spec.window, max_len) if spec.window else max_len
+
+
+def capacity(cache: KVCache, config: ModelConfig) -> int | None:
+    """How many tokens a row may hold; None where every layer is a ring and there is no limit."""
+    limits = [
+        kv.k.shape[2]
+        for segment, layers in zip(config.segments, cache.layers, strict=True)
+        for spec, kv in zip(segment.unit, layers, strict=True)
+        if not spec.attention.window or kv.k.shape[2] < spec.attention.window
+    ]
+    return min(limits, default=None)
+
+
+def slot_positions(lengths: jax.Array, slots: int) -> jax.Array:
+    """Which position each slot holds, given how many were written: int32 [B,S], negative where there is none yet.
+
+    Slot s holds the largest position p < length with p mod S = s.
+    """
+    last = lengths[:, None] - 1 - jnp.arange(slots, dtype=jnp.int32)[None, :]
+    return jnp.arange(slots, dtype=jnp.int32)[None, :] + slots * jnp.floor_divide(last, slots)
+
+
+def write(cache: KVCache, new: tuple[tuple[KV, ...], ...], counts: jax.Array) -> KVCache:
+    """The cache after each row's first `counts` [B] new tokens; new[i][j] is KV [R,B,T,K,h]."""
+    def put(old: jax.Array, values: jax.Array) -> jax.Array:
+        slots = write_slots(cache.lengths, counts, values.shape[2], old.shape[2])
+        rows = jnp.arange(old.shape[1], dtype=jnp.int32)[:, None]
+        # Integer bits, since a scatter of 16-bit floats is widened and rewritten as a whole on CPU.
+        bits = jnp.dtype(f"uint{8 * old.dtype.itemsize}")
+        old_bits, new_bits = (jax.lax.bitcast_convert_type(a.astype(old.dtype), bits) for a in (old, values))
+        return jax.lax.bitcast_convert_type(old_bits.at[:, rows, slots].set(new_bits, mode="drop"), old.dtype)
+
+    return KVCache(jax.tree.map(put, cache.layers, new), cache.lengths + counts)
+
+
+def write_slots(lengths: jax.Array, counts: jax.Array, tokens: int, slots: int) -> jax.Array:
+    """The slot of each new token, int32 [B,T]; `slots`, which is out of range, for padding and for what a ring drops."""
+    index = jnp.arange(tokens, dtype=jnp.int32)[None, :]
+    kept = (index < counts[:, None]) & (index >= counts[:, None] - slots)
+    return jnp.where(kept, (lengths[:, None] + index) % slots, slots)

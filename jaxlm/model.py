@@ -1,0 +1,190 @@
+"""From ids to logits: embed, a scan of blocks over each segment, lm_head; without a cache or carrying one on."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.attention import Past, attention
+from jaxlm.cache import KV, KVCache, capacity, slot_positions, write
+from jaxlm.config import LayerSpec, ModelConfig, Segment
+from jaxlm.errors import JaxlmTypeError, RequestError
+from jaxlm.ffn import ffn
+from jaxlm.linear import project
+from jaxlm.norm import norm
+from jaxlm.params import Params
+
+
+def embed(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
+    """The table's row for each id. int32 [B,T] -> [B,T,D] in the table's dtype; NaN for an id that the table lacks."""
+    table = params["embed"]["table"]
+    return table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def block(
+    params: Params, x: jax.Array, spec: LayerSpec, positions: jax.Array, past: Past | None = None
+) -> tuple[jax.Array, KV]:
+    """x + attention, then x + ffn, with the norms before or after each that the layer has. [B,T,D] -> [B,T,D]."""
+    def normed(name: str, value: jax.Array) -> jax.Array:
+        return norm(params[name], value, spec.norm) if name in params else value
+
+    attended, kv = attention(params["attn"], normed("attn_norm", x), spec.attention, positions, past)
+    x = x + normed("attn_post_norm", attended)
+    worked = ffn(params["ffn"], normed("ffn_norm", x), spec.ffn)
+    return x + normed("ffn_post_norm", worked), kv
+
+
+def lm_head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
+    """The final norm, then a score for every id of the vocabulary. [..., D] -> float32 [..., V]."""
+    table = params["embed" if config.tie_embeddings else "lm_head"]["table"]
+    normed = norm(params["final_norm"], x, config.final_norm)
+    return project("...D,VD->...V", normed, table, jnp.float32)
+
+
+def run_segment(
+    params: Any, x: jax.Array, segment: Segment, positions: jax.Array, past: tuple[Past, ...] | None
+) -> tuple[jax.Array, Any]:
+    """All repeats of a unit: a scan where parameters are stacked, a loop where they are a list (`unstack`).
+
+    past[j] holds KV [R,B,S,K,h] and positions [B,S] -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None without past).
+    """
+    def unit(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+        layers, cached = inputs
+        new = []
+        for j, spec in enumerate(segment.unit):
+            seen = Past(cached[j], past[j].positions) if past else None
+            x, kv = block(layers[j], x, spec, positions, seen)
+            new.append(kv)
+        return x, tuple(new) if past else None
+
+    cached = tuple(p.kv for p in past) if past else None
+    if not isinstance(params, list):
+        return jax.lax.scan(unit, x, (params, cached))
+    steps = []
+    for i, layers in enumerate(params):
+        x, new = unit(x, (layers, jax.tree.map(lambda a, i=i: a[i], cached)))
+        steps.append(new)
+    return x, jax.tree.map(lambda *a: jnp.stack(a), *steps)
+
+
+def run_layers(
+    params: Params, x: jax.Array, positions: jax.Array, config: ModelConfig, cache: KVCache | None = None
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """Every segment in turn. -> (x [B,T,D], the new KV per segment)."""
+    new = []
+    for i, segment in enumerate(config.segments):
+        past = None
+        if cache:
+            past = tuple(Past(kv, slot_positions(cache.lengths, kv.k.shape[2])) for kv in cache.layers[i])
+        x, kv = run_segment(params["segments"][i], x, segment, positions, past)
+        new.append(kv)
+    return x, tuple(new)
+
+
+def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
+    """The last layer's output for whole sequences, before the final norm. int32 [B,T] -> [B,T,D]."""
+    x = embed(params, tokens, config)
+    positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
+    return run_layers(params, x, positions, config)[0]
+
+
+def extend(
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array
+) -> tuple[jax.Array, KVCache]:
+    """Carry every row on by its first `lengths` [B] tokens of [B,T]. -> (hidden [B,T,D], cache).
+
+    A row that would not fit gives NaN: nothing is clamped or overwritten.
+    """
+    x = embed(params, tokens, config)
+    positions = cache.lengths[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
+    x, new = run_layers(params, x, positions, config, cache)
+    limit = capacity(cache, config)
+    if limit is not None:
+        x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)
+    return x, write(cache, new, lengths)
+
+
+def with_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run under the matmul precision of the config among the arguments."""
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        config = next(a for a in (*args, *kwargs.values()) if isinstance(a, ModelConfig))
+        if config.precision == "default":
+            return function(*args, **kwargs)
+        with jax.default_matmul_precision(config.precision):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+@with_precision
+def forward(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
+    """Logits at every position, no cache. int32 [B,T] -> float32 [B,T,V].
+
+    Raises RequestError for an id outside the vocabulary, where `tokens` is concrete (under `jit` its logits are NaN).
+    """
+    tokens = check_tokens("forward", tokens, 2, config)
+    return lm_head(params, hidden(params, tokens, config), config)
+
+
+@with_precision
+def prefill(
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array | None = None
+) -> tuple[jax.Array, KVCache]:
+    """Process right-padded rows and store their keys and values; call again to go on.
+
+    tokens int32 [B,T], true lengths int32 [B] (default T, at least 1 each) -> (float32 [B,V] at each row's last real
+    position, a new cache). The argument cache stays valid. Raises RequestError for an id outside the vocabulary, a
+    length outside 1..T, or a row that would outgrow the cache; under `jit`, where values cannot be read, that row's
+    logits are NaN instead.
+    """
+    tokens = check_tokens("prefill", tokens, 2, config)
+    lengths = check_lengths(tokens, cache, config, lengths)
+    x, cache = extend(params, tokens, cache, config, lengths)
+    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
+    return lm_head(params, last, config), cache
+
+
+def decode_step(
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig
+) -> tuple[jax.Array, KVCache]:
+    """Process one id per row. int32 [B] -> (float32 [B,V], a new cache). Errors as in `prefill`."""
+    return prefill(params, check_tokens("decode_step", tokens, 1, config)[:, None], cache, config)
+
+
+def check_tokens(where: str, tokens: Any, ndim: int, config: ModelConfig) -> jax.Array:
+    """Token ids as int32; refused unless they are integers of the given rank inside the vocabulary."""
+    if not isinstance(tokens, jax.Array):
+        tokens = np.asarray(tokens)
+    shape = "[B,T]" if ndim == 2 else "[B]"
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise JaxlmTypeError(f"{where}: tokens have dtype {tokens.dtype}; allowed: integers")
+    if tokens.ndim != ndim or 0 in tokens.shape:
+        raise RequestError(f"{where}: tokens have shape {tokens.shape}; allowed: {shape}, none of them 0")
+    if not isinstance(tokens, jax.core.Tracer):
+        values = np.asarray(tokens)
+        bad = values[(values < 0) | (values >= config.vocab_size)]
+        if bad.size:
+            raise RequestError(f"{where}: token id {int(bad[0])} is not in the vocabulary; allowed: 0 to {config.vocab_size - 1}")
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def check_lengths(tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: Any) -> jax.Array:
+    """True lengths int32 [B], checked against the padding and the room left in the cache where values are concrete."""
+    batch, width = tokens.shape
+    lengths = jnp.full((batch,), width, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
+    rows = cache.lengths.shape[0]
+    if lengths.shape != (batch,) or rows != batch:
+        raise RequestError(f"prefill: tokens have {batch} rows, lengths shape {lengths.shape}, the cache {rows} rows")
+    if isinstance(lengths, jax.core.Tracer) or isinstance(cache.lengths, jax.core.Tracer):
+        return lengths
+    counts, limit = np.asarray(lengths), capacity(cache, config)
+    if counts.min() < 1 or counts.max() > width:
+        raise RequestError(f"prefill: lengths are {counts.tolist()}; allowed: 1 to {width}")
+    after = np.asarray(cache.lengths) + counts
+    if limit is not None and after.max() > limit:
+        raise RequestError(f"prefill: row {int(after.argmax())} would hold {int(after.max())} tokens; the cache holds {limit}")
+    return lengths
