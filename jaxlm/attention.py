@@ -33,7 +33,8 @@ def attention(
 ) -> tuple[jax.Array, KV]:
     """softmax(q k^T * scale) v, causal, with rotary positions (Vaswani et al. 2017; Ainslie et al. 2023 for groups).
 
-    x [B,T,D]; positions int32 [B,T], default 0..T-1 -> (output [B,T,D] in x's dtype, the new keys and values [B,T,K,h]).
+    x [B,T,D]; positions int32 [B,T], default 0..T-1 -> (output [B,T,D] in x's dtype, the new keys and values
+    [B,T,K,h]).
     """
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
@@ -61,7 +62,7 @@ def attend(q: jax.Array, positions: jax.Array, parts: list[Past], spec: Attentio
 
 
 def visible(queries: jax.Array, keys: jax.Array, window: int) -> jax.Array:
-    """Which keys each query may see: not empty, not in the future, not beyond the window. [B,T], [B,S] -> bool [B,T,S]."""
+    """Whether each query may see each key: not empty, not ahead, not beyond the window. [B,T], [B,S] -> bool [B,T,S]."""
     ahead = queries[:, :, None] - keys[:, None, :]
     seen = (keys[:, None, :] >= 0) & (ahead >= 0)
     return seen & (ahead < window) if window else seen

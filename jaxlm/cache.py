@@ -1,8 +1,8 @@
 """The KV cache as a plain value.
 
-Per layer it holds K and V [R,B,S,K,h], R being the repeats of the layer's segment, and for each row one length: how many
-positions have been processed. A layer without a window has a slot for every position. A layer with window W keeps a ring
-of W slots: position p lives in slot p mod S. Since a full layer never wraps, one rule serves both.
+Per layer it holds K and V [R,B,S,K,h], R being the repeats of the layer's segment, and for each row one length: how
+many positions have been processed. A layer without a window has a slot for every position. A layer with window W keeps
+a ring of W slots: position p lives in slot p mod S. Since a full layer never wraps, one rule serves both.
 
 A token's K and V are written by the step that processes it: right after a token has been chosen, `lengths` does not
 count it.
@@ -86,7 +86,7 @@ def write(cache: KVCache, new: tuple[tuple[KV, ...], ...], counts: jax.Array) ->
 
 
 def write_slots(lengths: jax.Array, counts: jax.Array, tokens: int, slots: int) -> jax.Array:
-    """The slot of each new token, int32 [B,T]; `slots`, which is out of range, for padding and for what a ring drops."""
+    """The slot of each new token, int32 [B,T]; `slots`, out of range, for padding and for what a ring drops at once."""
     index = jnp.arange(tokens, dtype=jnp.int32)[None, :]
     kept = (index < counts[:, None]) & (index >= counts[:, None] - slots)
     return jnp.where(kept, (lengths[:, None] + index) % slots, slots)

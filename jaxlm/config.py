@@ -1,7 +1,7 @@
 """The structure of a model: frozen, hashable, complete, static under `jit`.
 
-A `ModelConfig` is a few numbers and a tuple of `LayerSpec`s. It speaks of mechanisms (norms, windows, rotary embeddings),
-never of model families. Whatever is contradictory or out of range is refused when the object is made.
+A `ModelConfig` is a few numbers and a tuple of `LayerSpec`s. It speaks of mechanisms (norms, windows, rotary
+embeddings), never of model families. Whatever is contradictory or out of range is refused when the object is made.
 """
 
 import dataclasses

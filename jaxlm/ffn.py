@@ -21,7 +21,7 @@ def ffn(params: dict[str, Any], x: jax.Array, spec: FFNSpec) -> jax.Array:
 
 
 def activate(x: jax.Array, name: str) -> jax.Array:
-    """SiLU (Elfwing et al. 2017), GELU exact or by tanh (Hendrycks & Gimpel 2016), or ReLU; in float32, x's dtype out."""
+    """SiLU (Elfwing et al. 2017), GELU, exact or by tanh (Hendrycks & Gimpel 2016), or ReLU; computed in float32."""
     wide = x.astype(jnp.float32)
     match name:
         case "silu":

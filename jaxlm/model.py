@@ -49,7 +49,8 @@ def run_segment(
 ) -> tuple[jax.Array, Any]:
     """All repeats of a unit: a scan where parameters are stacked, a loop where they are a list (`unstack`).
 
-    past[j] holds KV [R,B,S,K,h] and positions [B,S] -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None without past).
+    past[j] holds KV [R,B,S,K,h] and positions [B,S] -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None where
+    there is no past).
     """
     def unit(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
         layers, cached = inputs
@@ -168,7 +169,8 @@ def check_tokens(where: str, tokens: Any, ndim: int, config: ModelConfig) -> jax
         values = np.asarray(tokens)
         bad = values[(values < 0) | (values >= config.vocab_size)]
         if bad.size:
-            raise RequestError(f"{where}: token id {int(bad[0])} is not in the vocabulary; allowed: 0 to {config.vocab_size - 1}")
+            allowed = f"0 to {config.vocab_size - 1}"
+            raise RequestError(f"{where}: token id {int(bad[0])} is not in the vocabulary; allowed: {allowed}")
     return jnp.asarray(tokens, jnp.int32)
 
 
@@ -186,5 +188,6 @@ def check_lengths(tokens: jax.Array, cache: KVCache, config: ModelConfig, length
         raise RequestError(f"prefill: lengths are {counts.tolist()}; allowed: 1 to {width}")
     after = np.asarray(cache.lengths) + counts
     if limit is not None and after.max() > limit:
-        raise RequestError(f"prefill: row {int(after.argmax())} would hold {int(after.max())} tokens; the cache holds {limit}")
+        row, size = int(after.argmax()), int(after.max())
+        raise RequestError(f"prefill: row {row} would hold {size} tokens; the cache has room for {limit}")
     return lengths

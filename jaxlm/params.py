@@ -7,6 +7,7 @@ Matrices keep the published layout, outputs first: `[out, in]`. The tree is
 where segments[i][j] is layer j of the unit of segment i and R its number of repeats. A tied model has no lm_head.
 """
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,6 @@ class Param:
     axes: tuple[str, ...]
     init: str | float
 
-    def stacked(self, repeat: int) -> "Param":
-        return Param((repeat, *self.shape), ("layers", *self.axes), self.init)
-
 
 def declare(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree of a config, with a `Param` at every leaf."""
@@ -37,8 +35,7 @@ def declare(config: ModelConfig) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "embed": {"table": table},
         "segments": tuple(
-            tuple(_map(lambda p, r=s.repeat: p.stacked(r), layer_params(spec, config.hidden_size)) for spec in s.unit)
-            for s in config.segments
+            tuple(_stacked(layer_params(spec, config.hidden_size), s.repeat) for spec in s.unit) for s in config.segments
         ),
         "final_norm": norm_params(config.final_norm, config.hidden_size),
     }
@@ -73,8 +70,8 @@ def attention_params(spec: AttentionSpec, width: int) -> dict[str, Param]:
         "o": Param((width, heads, head_dim), ("embed", "heads", "head_dim"), (heads * head_dim) ** -0.5),
     }
     if spec.qkv_bias:
-        kv_bias = Param((kv_heads, head_dim), ("kv_heads", "head_dim"), "zeros")
-        tree |= {"q_bias": Param((heads, head_dim), ("heads", "head_dim"), "zeros"), "k_bias": kv_bias, "v_bias": kv_bias}
+        tree["q_bias"] = Param((heads, head_dim), ("heads", "head_dim"), "zeros")
+        tree["k_bias"] = tree["v_bias"] = Param((kv_heads, head_dim), ("kv_heads", "head_dim"), "zeros")
     if spec.out_bias:
         tree["o_bias"] = Param((width,), ("embed",), "zeros")
     return tree
@@ -97,8 +94,10 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
 
     Every leaf's key is derived from its path, so that adding a leaf does not change the others.
     """
-    leaves, treedef = jax.tree.flatten(declare(config), is_leaf=_is_param)
-    return treedef.unflatten([_draw(p, jax.random.fold_in(key, i), config.dtype) for i, p in enumerate(leaves)])
+    def draw(path: tuple[Any, ...], param: Param) -> jax.Array:
+        return _draw(param, jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode())), config.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, declare(config), is_leaf=_is_param)
 
 
 def abstract_params(config: ModelConfig) -> Params:
@@ -121,6 +120,10 @@ def unstack(params: Params) -> Params:
         return [jax.tree.map(lambda a, i=i: a[i], segment) for i in range(repeat)]
 
     return {**params, "segments": tuple(split(s) for s in params["segments"])}
+
+
+def _stacked(tree: Any, repeat: int) -> Any:
+    return _map(lambda p: Param((repeat, *p.shape), ("layers", *p.axes), p.init), tree)
 
 
 def _is_param(leaf: object) -> bool:

@@ -29,7 +29,7 @@ def sample(
     Each setting is a number or one per row: temperature 0 takes the largest logit; top_k 0 is off; top_p 1 is off, else
     the fewest ids whose probabilities sum to it (Holtzman et al. 2019); min_p 0 is off, else a share of the largest
     probability. Ids that tie with the last one kept are kept too; at least one id always is.
-    A row with a NaN, a +inf or no finite logit gives -1. Raises RequestError for a setting out of range, where concrete.
+    A row with a NaN, a +inf or no finite logit gives -1. Raises RequestError for a setting out of range, if concrete.
     """
     batch = logits.shape[0]
     check_settings(temperature, top_k, top_p, min_p)
@@ -118,8 +118,8 @@ def check_settings(
         ("top_k", top_k, lambda v: (v == np.floor(v)) & (v >= 0), "integers of at least 0 (0 is off)"),
         ("top_p", top_p, lambda v: (v > 0) & (v <= 1), "numbers above 0 and up to 1 (1 is off)"),
         ("min_p", min_p, lambda v: (v >= 0) & (v <= 1), "numbers from 0 (off) to 1"),
-        ("repetition_penalty", repetition_penalty, lambda v: np.isfinite(v) & (v > 0), "finite numbers above 0 (1 is off)"),
-    )  # fmt: skip
+        ("repetition_penalty", repetition_penalty, lambda v: np.isfinite(v) & (v > 0), "finite numbers above 0"),
+    )
     for name, value, rule, allowed in rules:
         if isinstance(value, jax.core.Tracer):
             continue
