@@ -62,7 +62,7 @@ def attend(q: jax.Array, positions: jax.Array, parts: list[Past], spec: Attentio
 
 
 def visible(queries: jax.Array, keys: jax.Array, window: int) -> jax.Array:
-    """Whether each query may see each key: not empty, not ahead, not beyond the window. [B,T], [B,S] -> bool [B,T,S]."""
+    """Whether each query may see each key: one that is there, not ahead, within the window. bool [B,T,S]."""
     ahead = queries[:, :, None] - keys[:, None, :]
     seen = (keys[:, None, :] >= 0) & (ahead >= 0)
     return seen & (ahead < window) if window else seen

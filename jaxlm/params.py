@@ -31,13 +31,15 @@ class Param:
 
 def declare(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree of a config, with a `Param` at every leaf."""
-    table = Param((config.vocab_size, config.hidden_size), ("vocab", "embed"), 0.02)
+    width = config.hidden_size
+    table = Param((config.vocab_size, width), ("vocab", "embed"), 0.02)
     tree: dict[str, Any] = {
         "embed": {"table": table},
         "segments": tuple(
-            tuple(_stacked(layer_params(spec, config.hidden_size), s.repeat) for spec in s.unit) for s in config.segments
+            tuple(_stacked(layer_params(spec, width), segment.repeat) for spec in segment.unit)
+            for segment in config.segments
         ),
-        "final_norm": norm_params(config.final_norm, config.hidden_size),
+        "final_norm": norm_params(config.final_norm, width),
     }
     if not config.tie_embeddings:
         tree["lm_head"] = {"table": table}

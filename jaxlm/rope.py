@@ -41,7 +41,7 @@ def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling | None) -> n
 
 
 def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
-    """Keep what turns often within the original context, divide what hardly turns, blend between (Llama 3.1 release)."""
+    """Keep what turns often within the original context, divide what hardly turns, blend between (Llama 3.1)."""
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = np.clip(ramp, 0.0, 1.0)
