@@ -1,0 +1,178 @@
+"""The two engines under `Tokenizer`: a tokenizer.json (tokenizers) and a tokenizer.model (sentencepiece).
+
+Both answer the same questions: the ids of a text, the bytes of an id. Neither decodes text: bytes are joined and
+decoded in one place (`Tokenizer.decode`), so that whole and streamed text cannot differ.
+
+A marked text is a text in which `MARK` stands inside every string that looks like a control token but is not meant as
+one. The mark keeps it from being parsed and is gone before the vocabulary sees the text.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxlm.errors import TokenizerError
+
+MARK = "\ufdd0"  # a Unicode noncharacter: never part of interchanged text
+SPACE = "\u2581"  # how SentencePiece vocabularies write a space
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class Added:
+    """A token that is found in raw text before the vocabulary proper: `special` ones are control tokens."""
+
+    text: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+def longest_first(strings: Collection[str]) -> re.Pattern[str]:
+    """A pattern for any of the strings, longer ones first; matches nothing when there are none."""
+    return re.compile("|".join(re.escape(s) for s in sorted(strings, key=lambda s: (-len(s), s)) if s) or "(?!)")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest is moved to 256 and up."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [b for b in range(256) if b not in kept]
+    return {chr(b): b for b in kept} | {chr(256 + n): b for n, b in enumerate(moved)}
+
+
+BYTE_OF_CHAR = _byte_alphabet()
+
+
+class JsonVocab:
+    """Engine of a tokenizer.json, run by the `tokenizers` library."""
+
+    def __init__(self, data: bytes):
+        self._data = data
+        self._core = _load_json(data)
+        self.added = {
+            int(i): Added(t.content, t.special, t.lstrip, t.rstrip)
+            for i, t in self._core.get_added_tokens_decoder().items()
+        }
+        self._decoder = _Decoder(json.loads(self._core.decoder.__getstate__()) if self._core.decoder else None)
+        self.strip_space = self._decoder.strip
+        self.prefix, self.suffix = _frame(self._core)
+        self._marked: tuple[frozenset[str], Any] | None = None
+
+    @cached_property
+    def ids_with_token(self) -> frozenset[int]:
+        return frozenset(self._core.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> list[int]:
+        return self._core.encode(text, add_special_tokens=False).ids
+
+    def encode_marked(self, text: str, guarded: frozenset[str]) -> list[int]:
+        if self._marked is None or self._marked[0] != guarded:
+            self._marked = (guarded, _load_json(_with_marks(self._data, guarded)))
+        dropped = self._marked[1].encode(text, add_special_tokens=False).ids
+        kept = self.encode(text)
+        # A vocabulary of whole words may find a control token again once the marks are gone: then the marks stay.
+        control = {i for i, token in self.added.items() if token.text in guarded}
+        return dropped if sum(i in control for i in dropped) == sum(i in control for i in kept) else kept
+
+    def core_id(self, name: str) -> int | None:
+        return None  # a tokenizer.json does not say which token is "bos" or "eos"
+
+    def token_id(self, text: str) -> int | None:
+        return self._core.token_to_id(text)
+
+    def token_text(self, token: int) -> str | None:
+        return self._core.id_to_token(token) if 0 <= token < 2**32 else None
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self.added:
+            return self._decoder.added(self.added[token].text)
+        return self._decoder.bytes_of(self.token_text(token) or "")
+
+
+def _load_json(data: bytes) -> Any:
+    import tokenizers
+
+    try:
+        core = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"tokenizer.json cannot be read: {_line(error)}.") from None
+    core.no_truncation()  # a file may carry its author's training settings
+    core.no_padding()
+    if getattr(core.model, "dropout", None) is not None:
+        core.model.dropout = None
+    return core
+
+
+def _frame(core: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the file's post-processor puts before and after a text."""
+    encoding = core.encode("a", add_special_tokens=True)
+    ids, mask = encoding.ids, encoding.special_tokens_mask
+    start = next((n for n, special in enumerate(mask) if not special), len(mask))
+    end = next((n for n, special in enumerate(reversed(mask)) if not special), 0)
+    return tuple(ids[:start]), tuple(ids[len(ids) - end :])
+
+
+def _with_marks(data: bytes, guarded: frozenset[str]) -> bytes:
+    """The same tokenizer.json, made to drop marks after control tokens were found and before anything else."""
+    doc = json.loads(data)
+    drop = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}
+    own = [doc["normalizer"]] if doc.get("normalizer") else []
+    doc["normalizer"] = {"type": "Sequence", "normalizers": [drop, *own]}
+    for token in doc.get("added_tokens", []):
+        if token["content"] in guarded:
+            token["normalized"] = False  # else it would be looked for again once the marks are gone
+    return json.dumps(doc).encode()
+
+
+class _Decoder:
+    """How one token becomes bytes, read from the decoder section of a tokenizer.json."""
+
+    def __init__(self, spec: dict[str, Any] | None):
+        parts = [] if spec is None else spec["decoders"] if spec["type"] == "Sequence" else [spec]
+        kinds = [part["type"] for part in parts]
+        known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        if unknown := set(kinds) - known:
+            raise TokenizerError(f"tokenizer.json: decoder {sorted(unknown)[0]!r} is not one of {sorted(known)}.")
+        self._byte_level = "ByteLevel" in kinds
+        self._fallback = "ByteFallback" in kinds
+        self._join = b"" if parts else b" "  # with no decoder at all, tokens are words
+        self._replace = [_replacement(p) for p in parts if p["type"] in ("Replace", "Metaspace")]
+        self.strip = not parts or any(_strips(part) for part in parts)
+
+    def bytes_of(self, token: str) -> bytes:
+        if self._byte_level:
+            codes = [BYTE_OF_CHAR.get(c, -1) for c in token]
+            return token.encode() if -1 in codes else bytes(codes)
+        if self._fallback and (match := _BYTE.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        for old, new in self._replace:
+            token = token.replace(old, new)
+        return self._join + token.encode("utf-8", "replace")
+
+    def added(self, text: str) -> bytes:
+        """An added token stands for its own text, which is not written in the byte alphabet."""
+        return text.encode("utf-8", "replace") if self._byte_level else self.bytes_of(text)
+
+
+def _replacement(part: dict[str, Any]) -> tuple[str, str]:
+    if part["type"] == "Metaspace":
+        return part["replacement"], " "
+    pattern = part["pattern"]
+    if "String" not in pattern:
+        raise TokenizerError(f"tokenizer.json: decoder Replace with pattern {pattern!r}; only a string is allowed.")
+    return pattern["String"], part["content"]
+
+
+def _strips(part: dict[str, Any]) -> bool:
+    if part["type"] == "Strip":
+        if (part["content"], part["start"], part["stop"]) not in ((" ", 1, 0), (" ", 0, 0)):
+            raise TokenizerError(f"tokenizer.json: decoder Strip {part!r}; only one leading space is allowed.")
+        return part["start"] == 1
+    return part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")
