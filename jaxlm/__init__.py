@@ -9,6 +9,7 @@ from jaxlm.cache import KVCache, init_cache
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpec, RopeSpec
 from jaxlm.errors import JaxlmError
 from jaxlm.ffn import ffn
+from jaxlm.generate import Generation, Model, generate, stream
 from jaxlm.model import decode_step, embed, forward, lm_head, prefill
 from jaxlm.params import init_params, unstack
 from jaxlm.sample import sample
@@ -16,9 +17,11 @@ from jaxlm.sample import sample
 __all__ = [
     "AttentionSpec",
     "FFNSpec",
+    "Generation",
     "JaxlmError",
     "KVCache",
     "LayerSpec",
+    "Model",
     "ModelConfig",
     "NormSpec",
     "RopeSpec",
@@ -27,10 +30,12 @@ __all__ = [
     "embed",
     "ffn",
     "forward",
+    "generate",
     "init_cache",
     "init_params",
     "lm_head",
     "prefill",
     "sample",
+    "stream",
     "unstack",
 ]

@@ -43,7 +43,8 @@ def attention(
     v = add_bias(project("BTD,KhD->BTKh", x, params["v"]), params.get("v_bias"))
     if spec.rope:
         q, k = rope(q, positions, spec.rope), rope(k, positions, spec.rope)
-    parts = [Past(KV(k, v), positions)] if past is None else [past, Past(KV(k, v), positions)]
+    new = Past(KV(k, v), positions)
+    parts = [new] if past is None or past.positions.shape[1] == 0 else [past, new]
     attended = attend(q, positions, parts, spec)
     return add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias")), KV(k, v)
 

@@ -48,7 +48,21 @@ def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None)
     return KVCache(layers, jnp.zeros((batch,), jnp.int32))
 
 
+def grow(cache: KVCache, config: ModelConfig, max_len: int) -> KVCache:
+    """The same cache with room for `max_len` tokens a row. Rings that have their whole window stay as they are."""
+    def pad(spec: AttentionSpec, kv: KV) -> KV:
+        more = slots_needed(spec, max_len) - kv.k.shape[2]
+        return KV(*(jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))) for a in kv))
+
+    layers = tuple(
+        tuple(pad(spec.attention, kv) for spec, kv in zip(segment.unit, kvs, strict=True))
+        for segment, kvs in zip(config.segments, cache.layers, strict=True)
+    )
+    return KVCache(layers, cache.lengths)
+
+
 def slots_needed(spec: AttentionSpec, max_len: int) -> int:
+    """How many positions a layer can still be asked about, of `max_len`."""
     return min(spec.window, max_len) if spec.window else max_len
 
 

@@ -72,17 +72,23 @@ def run_segment(
 
 
 def run_layers(
-    params: Params, x: jax.Array, positions: jax.Array, config: ModelConfig, cache: KVCache | None = None
+    params: Params, x: jax.Array, positions: jax.Array, config: ModelConfig, past: tuple[Any, ...] | None = None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Every segment in turn. -> (x [B,T,D], the new KV per segment)."""
     new = []
     for i, segment in enumerate(config.segments):
-        past = None
-        if cache:
-            past = tuple(Past(kv, slot_positions(cache.lengths, kv.k.shape[2])) for kv in cache.layers[i])
-        x, kv = run_segment(params["segments"][i], x, segment, positions, past)
+        x, kv = run_segment(params["segments"][i], x, segment, positions, past[i] if past else None)
         new.append(kv)
     return x, tuple(new)
+
+
+def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past, ...], ...]:
+    """Every layer's past: all slots, or the first `read` where those hold all that was written."""
+    def past(kv: KV) -> Past:
+        positions = slot_positions(cache.lengths, kv.k.shape[2])
+        return Past(KV(kv.k[:, :, :read], kv.v[:, :, :read]), positions[:, :read])
+
+    return tuple(tuple(past(kv) for kv in layers) for layers in cache.layers)
 
 
 def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
@@ -93,15 +99,16 @@ def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def extend(
-    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array, read: int | None = None
 ) -> tuple[jax.Array, KVCache]:
     """Carry every row on by its first `lengths` [B] tokens of [B,T]. -> (hidden [B,T,D], cache).
 
+    read: how many slots of the cache to look at, where the caller knows that the rest is empty; None is all.
     A row that would not fit gives NaN: nothing is clamped or overwritten.
     """
     x = embed(params, tokens, config)
     positions = cache.lengths[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
-    x, new = run_layers(params, x, positions, config, cache)
+    x, new = run_layers(params, x, positions, config, read_past(cache, read))
     limit = capacity(cache, config)
     if limit is not None:
         x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)
