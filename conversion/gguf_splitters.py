@@ -24,29 +24,41 @@ _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_CASED_SIGNS}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTION}?|{_CASED[1]}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_CASED_SIGNS}"
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _SEED = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_END}"
-_CJK = r"[一-龥ࠀ-一가-퟿]+"
-_CASED_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
-    "ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
-)
-_DEEPSEEK_LLM = ("[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK, _DIGIT)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+# Letters with case as DeepSeek LLM's tokenizer.json lists them (fewer than Unicode has), in hexadecimal.
+_CASED_CODES = """
+41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1
+3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A
+1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC
+1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D 212F-2134
+2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 A640-A66D A680-A69B A722-A76F A771-A787
+A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2
+118A0-118DF 1E900-1E943
+"""
+_CASED_LETTERS = "".join("-".join(chr(int(code, 16)) for code in part.split("-")) for part in _CASED_CODES.split())
+_PUNCTUATION = r"!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}"
+_DEEPSEEK_LLM = ("[\r\n]", rf"\s?[{_CASED_LETTERS}]+", rf"\s?[{_PUNCTUATION}]+", r"\s+$", _CJK, _DIGIT)
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
+    _KANA,
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_END}",
 )
-_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2)
+_FALCON_BYTES = (r"\p{N}+", r"[0-9][0-9][0-9]")
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
 @dataclass(frozen=True)
 class Splitter:
-    """patterns: as above. nfc: text is composed (NFC) first. whole_words: a word that is itself a token is that token,
-    whatever the merges say. bos: a BOS is added where the file does not say."""
+    """patterns: as above; byte_patterns: the same, applied once the text is written in the byte alphabet.
+    nfc: text is composed (NFC) first. whole_words: a word that is itself a token is that token, whatever the merges
+    say. bos: a BOS is added where the file does not say."""
 
     patterns: tuple[str, ...]
+    byte_patterns: tuple[str, ...] = ()
     nfc: bool = False
     whole_words: bool = False
     bos: bool = False
@@ -58,7 +70,7 @@ _BY_SPLITTER: tuple[tuple[str, Splitter], ...] = (
     ("olmo mpt", Splitter((_GPT2,), nfc=True)),
     ("starcoder refact smollm codeshell exaone minerva-7b mellum2", Splitter((_DIGIT, _GPT2))),
     ("command-r", Splitter((_DIGIT, _GPT2), nfc=True)),
-    ("falcon", Splitter(_FALCON)),
+    ("falcon", Splitter(_FALCON, _FALCON_BYTES)),
     (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
         Splitter((_LLAMA3,), whole_words=True, bos=True),

@@ -8,7 +8,7 @@ Key names and meanings: the GGUF specification (ggml-org/ggml, docs/gguf.md).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlm.conversion.gguf_splitters import Splitter, splitter
@@ -42,6 +42,7 @@ def tokenizer_files(metadata: Mapping[str, object]) -> dict[str, bytes]:
     raise TokenizerError(f"tokenizer.ggml.model {kind!r} is not supported; supported are 'gpt2' and 'llama'.")
 
 
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _ID_KEYS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
@@ -57,18 +58,19 @@ def _numbers(metadata: Mapping[str, object], key: str, size: int) -> list[Any] |
     if key not in metadata:
         return None
     value: Any = metadata[key]
-    if len(value) != size:
-        raise TokenizerError(f"{key} has {len(value)} entries; it needs one for each of {size} tokens.")
-    return [v.item() if hasattr(v, "item") else v for v in value]
+    count = len(value) if isinstance(value, Sequence) else 0
+    if count != size or not all(isinstance(v, (int, float)) for v in value):
+        raise TokenizerError(f"{key} has {count} entries; it needs one number for each of {size} tokens.")
+    return list(value)
 
 
 def _id(metadata: Mapping[str, object], key: str, size: int) -> int | None:
     value: Any = metadata.get(key)
     if value is None or value in (-1, 0xFFFFFFFF):  # ways of writing "none"
         return None
-    if not 0 <= int(value) < size:
-        raise TokenizerError(f"{key} is {value}; the vocabulary has ids 0 to {size - 1}.")
-    return int(value)
+    if not isinstance(value, int) or not 0 <= value < size:
+        raise TokenizerError(f"{key} is {value!r}; the vocabulary has ids 0 to {size - 1}.")
+    return value
 
 
 def _flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
@@ -116,7 +118,7 @@ def _byte_level(
         "post_processor": _frame(
             tokens, ids["bos"] if bos else None, ids["eos"] if _flag(metadata, "add_eos_token", False) else None
         ),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": _BYTE_LEVEL,
         "model": model,
     }
     return {"tokenizer.json": _dump(document)} | _settings(metadata, tokens, types, ids, {})
@@ -135,11 +137,11 @@ def _added(token: int, text: str, special: bool) -> dict[str, Any]:
 
 
 def _pre_tokenizer(split: Splitter) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
-        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in split.patterns
-    ]
-    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {"type": "Sequence", "pretokenizers": [*steps, to_bytes]}
+    def cuts(patterns: tuple[str, ...]) -> list[dict[str, Any]]:
+        return [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns]
+
+    steps = [*cuts(split.patterns), _BYTE_LEVEL, *cuts(split.byte_patterns)]
+    return {"type": "Sequence", "pretokenizers": steps}
 
 
 def _frame(tokens: list[str], bos: int | None, eos: int | None) -> dict[str, Any] | None:

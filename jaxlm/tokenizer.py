@@ -44,11 +44,11 @@ class Tokenizer:
     special_tokens: {"bos_token": "<s>", ...} as the files spell them. templates: chat templates by name.
     """
 
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(repr=False)
     bos_id: int | None
     eos_ids: tuple[int, ...]
     special_tokens: Mapping[str, str]
-    templates: Mapping[str, str]
+    templates: Mapping[str, str] = field(repr=False)
     prefix: tuple[int, ...] = ()  # ids that the files put before a text, usually the one BOS
     suffix: tuple[int, ...] = ()
     _vocab: Any = field(default=None, repr=False)
