@@ -1,0 +1,55 @@
+"""One small declarative module per family of published models: config translation and tensor-name tables.
+
+A module here that defines `FAMILY`, or `FAMILIES` (a tuple), is found by being here.
+"""
+
+import functools
+import importlib
+import pkgutil
+
+from jaxlm.conversion.family import Family
+from jaxlm.conversion.fields import Fields
+from jaxlm.errors import ConfigError
+
+# Known models whose mixers the core does not have.
+NOT_BUILT = frozenset(
+    """
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
+    qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text qwen3_next recurrent_gemma rwkv zamba zamba2
+    lfm2moe nemotron_h_moe qwen3next qwen35 qwen35moe rwkv6 rwkv7 granitehybrid
+    """.split()
+)
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Every family, one module after another by name."""
+    found: list[Family] = []
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+        loaded = importlib.import_module(f"{__name__}.{module}")
+        found += [loaded.FAMILY] if hasattr(loaded, "FAMILY") else loaded.FAMILIES
+    return tuple(found)
+
+
+def by_model_type(name: object) -> Family:
+    """The family of a config.json's model_type."""
+    found = [family for family in families() if name in family.model_types]
+    if not found:
+        raise _unknown("model_type", name, {n for family in families() for n in family.model_types})
+    return found[0]
+
+
+def by_gguf(arch: str, fields: Fields) -> Family:
+    """The family of a GGUF file's general.architecture; `fields` settle it where several families write the same."""
+    named = [family for family in families() if arch in family.gguf]
+    if not named:
+        raise _unknown("general.architecture", arch, {n for family in families() for n in family.gguf})
+    found = [family for family in named if family.gguf_when(fields)]
+    if not found:
+        raise ConfigError(f"general.architecture is {arch!r} in a variant that jaxlm does not read")
+    return found[0]
+
+
+def _unknown(field: str, name: object, known: set[str]) -> ConfigError:
+    kind = "a known model that is not built yet" if name in NOT_BUILT else "not supported"
+    return ConfigError(f"{field} is {str(name)[:80]!r}, {kind}; allowed: {', '.join(sorted(known))}")

@@ -1,0 +1,89 @@
+"""What a model family is to the converter: one frozen value, read by the engine, with no code of its own to run twice.
+
+A family module in `families/` defines `FAMILY` (or `FAMILIES`, a tuple) and nothing else needs to change.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxlm.config import ModelConfig
+from jaxlm.conversion.fields import Fields
+from jaxlm.conversion.transforms import Same, Transform
+
+Names = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """target <- source, through a transform.
+
+    target: a leaf, "embed.table" at the top or "attn.q" in every layer; several for one source that holds them all.
+    source: a tensor's name. {i} is the layer's number: a name with it is a row of every layer. {e} is an expert's: the
+    row then fills one expert's share of a leaf whose first axis is "experts".
+    A row counts only where the config has all its targets. Of several rows for the same target, the first whose sources
+    are all in the file is used; export writes the first.
+    """
+
+    target: Names
+    source: Names
+    transform: Transform = Same()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def per_layer(self) -> bool:
+        return "{i}" in self.sources[0]
+
+    @property
+    def per_expert(self) -> bool:
+        return "{e}" in self.sources[0]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One group of published models that share a config format and tensor names.
+
+    translate       the config's fields -> ModelConfig; serves GGUF too, whose metadata arrives under the same field names
+    describe        ModelConfig -> the fields of config.json, the inverse of translate (None: no export from GGUF)
+    architectures   the class names in config.json that are causal language models; the first is written on export
+    rows            the Hugging Face tensor table
+    gguf            the GGUF architecture names served; gguf_rows their table (see `gguf_names.gguf_rows`)
+    gguf_when       whether this family serves a file of one of these architectures, from its fields (llama: no experts)
+    gguf_fields     further fields from (metadata without the architecture's prefix, tensor names), winning over the rest
+    gguf_names      metadata names without prefix -> config field names, where they differ from the common table
+    harmless        config fields that cannot change a logit, beyond the common ones
+    neutral         config fields that are understood only with this value (one, or a tuple of them)
+    ignored         patterns (fnmatch) of tensors that are in files but carry nothing
+    prefixes        ways in which files begin their tensor names instead of prefixes[0], the way rows are written
+    quantization    values of quantization_config.quant_method that rows of this family read
+    """
+
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    translate: Callable[[Fields], ModelConfig]
+    rows: tuple[Row, ...]
+    describe: Callable[[ModelConfig], dict[str, Any]] | None = None
+    gguf: tuple[str, ...] = ()
+    gguf_rows: tuple[Row, ...] = ()
+    gguf_when: Callable[[Fields], bool] = lambda fields: True
+    gguf_fields: Callable[[Mapping[str, Any], frozenset[str]], dict[str, Any]] | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ("",)
+    quantization: tuple[str, ...] = ()
+
+
+def translated(family: Family, fields: Fields) -> ModelConfig:
+    """The config that the fields describe. Raises ConfigError for a field that is not understood."""
+    config = family.translate(fields)
+    fields.finish(family.harmless, family.neutral)
+    return config

@@ -1,0 +1,157 @@
+"""Loading: one stacked leaf after another, tensor by tensor, so that memory holds the model and little else."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.config import DTYPES, ModelConfig
+from jaxlm.conversion import plan
+from jaxlm.conversion.plan import Step, leaves
+from jaxlm.conversion.source import Source, open_source
+from jaxlm.conversion.tensors import TensorInfo, read, read_raw
+from jaxlm.conversion.transforms import Same
+from jaxlm.errors import CheckpointError, ConfigError
+from jaxlm.params import Params, declare
+
+Progress = Callable[[int, int], None]
+ALIGNMENT = 64  # What a CPU device needs to take memory over without copying it.
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory. config.dtype is the dtype of every leaf."""
+
+    config: ModelConfig
+    params: Params
+    source: Source
+
+
+def load_source(path: str | Path, dtype: str | None = None, progress: Progress | None = None) -> Loaded:
+    """Open and load a Hugging Face folder or a GGUF file. Errors as in `open_source` and `load_params`."""
+    source = open_source(path)
+    return Loaded(config_for(source, dtype), load_params(source, dtype, progress), source)
+
+
+def config_for(source: Source, dtype: str | None = None) -> ModelConfig:
+    """The source's config with parameters of `dtype`; None keeps the file's."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
+    return replace(source.config, dtype=dtype or source.config.dtype)
+
+
+def load_params(
+    source: Source,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    put: Callable[[np.ndarray], Any] = jax.device_put,
+) -> Params:
+    """The parameter tree of `config_for(source, dtype)`.
+
+    Each leaf is filled in host memory, aligned so that `put` need not copy it on a CPU, then handed to `put`.
+    progress is called with (bytes read, bytes to read). Raises CheckpointError if a file is cut off, if a tied head differs
+    from the embeddings, or if a value does not fit float16.
+    """
+    done: dict[plan.Path, Any] = {}
+    buffers: dict[plan.Path, np.ndarray] = {}
+    config = config_for(source, dtype)
+    shapes = {path: param.shape for path, param in leaves(config).items()}
+    left = _slices(source.plan)
+    for step in _read_order(source, progress):
+        for slot in step.slots:
+            if slot.path not in buffers:
+                buffers[slot.path] = aligned_empty(shapes[slot.path], jnp.dtype(config.dtype))
+        _fill(source, step, buffers)
+        for slot in step.slots:
+            left[slot.path] -= 1
+            if not left[slot.path]:
+                done[slot.path] = put(buffers.pop(slot.path))
+    treedef = jax.tree.structure(declare(config), is_leaf=lambda leaf: not isinstance(leaf, (dict, tuple)))
+    return treedef.unflatten([done[path] for path in shapes])
+
+
+def iterate(source: Source, dtype: str | None = None, progress: Progress | None = None) -> Iterator[
+    tuple[plan.Path, tuple[int, ...], np.ndarray]
+]:
+    """(leaf path, index into the leaf, array in the asked dtype) for every slice, all of a leaf's slices in one run.
+
+    Rows that fill several leaves at once yield them in turns. One source tensor is in memory at a time.
+    """
+    wanted = jnp.dtype(config_for(source, dtype).dtype)
+    for step in _read_order(source, progress):
+        for slot, array in zip(step.slots, _decode(source, step), strict=True):
+            yield slot.path, slot.index, _cast(array, np.empty(array.shape, wanted), step)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory that starts at a multiple of `ALIGNMENT` bytes."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _slices(steps: tuple[Step, ...]) -> dict[plan.Path, int]:
+    counts: dict[plan.Path, int] = {}
+    for step in steps:
+        for slot in step.slots:
+            counts[slot.path] = counts.get(slot.path, 0) + 1
+    return counts
+
+
+def _read_order(source: Source, progress: Progress | None) -> Iterator[Step]:
+    """The steps one by one, reporting each as read when the next is asked for. Tied copies are compared first."""
+    for head, embedding in source.copies:
+        _check_copy(source.tensors[head], source.tensors[embedding])
+    total, read_bytes = sum(source.tensors[n].nbytes for step in source.plan for n in step.sources), 0
+    for step in source.plan:
+        yield step
+        read_bytes += sum(source.tensors[name].nbytes for name in step.sources)
+        if progress:
+            progress(read_bytes, total)
+
+
+def _fill(source: Source, step: Step, buffers: dict[plan.Path, np.ndarray]) -> None:
+    parts = [buffers[slot.path][slot.index] for slot in step.slots]
+    infos = [source.tensors[name] for name in step.sources]
+    if isinstance(step.transform, Same) and all(i.dtype == p.dtype for i, p in zip(infos, parts, strict=True)):
+        for info, part in zip(infos, parts, strict=True):
+            read(info, out=part)
+        return
+    for array, part in zip(_decode(source, step), parts, strict=True):
+        _cast(array, part, step)
+
+
+def _decode(source: Source, step: Step) -> list[np.ndarray]:
+    infos = [source.tensors[name] for name in step.sources]
+    return step.transform.decode([read_raw(i) if i.dtype is None else read(i) for i in infos], step.params)
+
+
+def _cast(array: np.ndarray, out: np.ndarray, step: Step) -> np.ndarray:
+    """Copy into `out`, to its dtype; refused where a finite value would become infinite."""
+    if array.dtype == out.dtype or out.dtype != np.float16:
+        np.copyto(out, array, casting="unsafe")
+        return out
+    with np.errstate(over="ignore"):
+        np.copyto(out, array.astype(np.float32, copy=False), casting="unsafe")
+    if not np.isfinite(out).all() and np.isfinite(array.astype(np.float32, copy=False)).all():
+        raise CheckpointError(f"tensor {step.sources[0]!r} has values beyond 65504, the largest float16; choose another dtype")
+    return out
+
+
+def _check_copy(head: TensorInfo, embedding: TensorInfo) -> None:
+    """Compare two tensors piece by piece."""
+    same = head.stored == embedding.stored
+    for start in range(0, head.size, 1 << 24) if same else ():
+        count = min(1 << 24, head.size - start) * (head.nbytes // head.size)
+        pieces = [replace(t, offset=t.offset + start * (t.nbytes // t.size), nbytes=count) for t in (head, embedding)]
+        same = same and np.array_equal(*map(read_raw, pieces))
+    if not same:
+        raise CheckpointError(
+            f"tensor {head.name!r} differs from {embedding.name!r}, but the config ties them; if the head was trained on "
+            "its own, config.json must say tie_word_embeddings false"
+        )

@@ -1,0 +1,82 @@
+"""What most families share: tensor names after Llama's, and the config fields that they all read.
+
+A family uses the pieces that fit and says the rest itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig
+from jaxlm.conversion.family import Row
+from jaxlm.conversion.fields import Fields
+from jaxlm.conversion.rope_settings import describe_rope
+
+ROWS = (
+    Row("embed.table", "model.embed_tokens.weight"),
+    Row("final_norm.scale", "model.norm.weight"),
+    Row("lm_head.table", "lm_head.weight"),
+    Row("attn_norm.scale", "model.layers.{i}.input_layernorm.weight"),
+    Row("attn.q", "model.layers.{i}.self_attn.q_proj.weight"),
+    Row("attn.k", "model.layers.{i}.self_attn.k_proj.weight"),
+    Row("attn.v", "model.layers.{i}.self_attn.v_proj.weight"),
+    Row("attn.o", "model.layers.{i}.self_attn.o_proj.weight"),
+    Row("attn.q_bias", "model.layers.{i}.self_attn.q_proj.bias"),
+    Row("attn.k_bias", "model.layers.{i}.self_attn.k_proj.bias"),
+    Row("attn.v_bias", "model.layers.{i}.self_attn.v_proj.bias"),
+    Row("attn.o_bias", "model.layers.{i}.self_attn.o_proj.bias"),
+    Row("ffn_norm.scale", "model.layers.{i}.post_attention_layernorm.weight"),
+    Row("ffn.gate", "model.layers.{i}.mlp.gate_proj.weight"),
+    Row("ffn.up", "model.layers.{i}.mlp.up_proj.weight"),
+    Row("ffn.down", "model.layers.{i}.mlp.down_proj.weight"),
+    Row("ffn.gate_bias", "model.layers.{i}.mlp.gate_proj.bias"),
+    Row("ffn.up_bias", "model.layers.{i}.mlp.up_proj.bias"),
+    Row("ffn.down_bias", "model.layers.{i}.mlp.down_proj.bias"),
+)
+
+
+def model_config(c: Fields, layer: Callable[[int], LayerSpec], **rest: Any) -> ModelConfig:
+    """The ModelConfig of num_hidden_layers times `layer(i)`; `rest` gives or overrides its other fields."""
+    layers = tuple(layer(i) for i in range(c.count("num_hidden_layers", least=1)))
+    common = {
+        "vocab_size": c.count("vocab_size"),
+        "hidden_size": c.count("hidden_size"),
+        "final_norm": layers[0].norm,
+    }
+    return ModelConfig(layers=layers, **{**common, **rest})
+
+
+def heads(c: Fields, kv_default: int | None = None) -> dict[str, int]:
+    """num_heads, num_kv_heads (absent: kv_default, else num_heads) and head_dim (absent: hidden_size / num_heads)."""
+    count = c.count("num_attention_heads")
+    width = c.count("hidden_size")
+    if "head_dim" not in c and width % count:
+        raise c.error("num_attention_heads", f"a divisor of hidden_size = {width}, where head_dim is absent")
+    return {
+        "num_heads": count,
+        "num_kv_heads": c.count("num_key_value_heads", kv_default or count, null=count),
+        "head_dim": c.count("head_dim", width // count),
+    }
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """The fields of config.json that families with Llama's field names share; layers are taken to be like the first."""
+    layer = config.layers[0]
+    attention: AttentionSpec = layer.attention
+    ffn: FFNSpec = layer.ffn
+    fields = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": ffn.intermediate_size,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(ffn.activation, ffn.activation),
+        "rms_norm_eps": layer.norm.eps,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+    if attention.rope:
+        rope = describe_rope(attention.rope, config.max_positions)
+        fields |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    return fields
