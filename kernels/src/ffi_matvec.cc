@@ -1,0 +1,160 @@
+// The handlers of matvec, matvec_q8 and matvec_q4: one call computes any number of products of the same x.
+#include <algorithm>
+
+#include "ffi_common.h"
+#include "pool.h"
+
+namespace jaxlm {
+namespace {
+
+struct Call {
+  Format format;          // kF32: the matrix's own float dtype decides
+  int64_t group = 0;      // scale group; 0 for float weights
+  size_t operands = 1;    // arrays per matrix
+  bool int8 = false;
+};
+
+ffi::Error scales(const ffi::AnyBuffer& buffer, int64_t layer, int64_t group, MatJob* job, const void** out) {
+  Type type;
+  if (!float_type(buffer.element_type(), &type)) return invalid("scales must be float32, float16 or bfloat16");
+  Stacked s;
+  if (ffi::Error e = s.init(buffer, 2, layer, type_bytes(type)); e.failure()) return e;
+  if (s.dims[0] != job->N || s.dims[1] * group != job->K) return invalid("scales must be [N, K / group]");
+  if (out == &job->min && type != job->scale_type) return invalid("mins must have the dtype of scales");
+  job->scale_type = type;
+  *out = s.data;
+  return ffi::Error::Success();
+}
+
+ffi::Error describe(const Call& call, ffi::RemainingArgs args, size_t first, int64_t layer, MatJob* job) {
+  auto w = args.get<ffi::AnyBuffer>(first);
+  if (w.has_error()) return w.error();
+  job->format = call.format;
+  int64_t item_bytes = 1, per_item = 1;
+  if (call.format == Format::kQ8) {
+    if (w->element_type() != ffi::S8) return invalid("8-bit values must be int8");
+  } else if (call.format == Format::kQ4) {
+    if (w->element_type() != ffi::U8) return invalid("packed 4-bit values must be uint8");
+    per_item = 2;
+  } else {
+    Type type;
+    if (!float_type(w->element_type(), &type)) return invalid("weights must be float32, bfloat16 or float16");
+    job->format = static_cast<Format>(type);
+    item_bytes = type_bytes(type);
+  }
+  Stacked s;
+  if (ffi::Error e = s.init(*w, 2, layer, item_bytes); e.failure()) return e;
+  job->w = s.data;
+  job->N = s.dims[0];
+  if (s.dims[1] * per_item != job->K) return invalid("x and weights differ in K");
+  if (!call.group) return ffi::Error::Success();
+  if (job->K % call.group) return invalid("K must be a multiple of the scale group");
+  while (kBlock << job->group_shift < call.group) ++job->group_shift;
+  for (size_t i = 1; i < call.operands; ++i) {
+    auto buffer = args.get<ffi::AnyBuffer>(first + i);
+    if (buffer.has_error()) return buffer.error();
+    if (ffi::Error e = scales(*buffer, layer, call.group, job, i == 1 ? &job->scale : &job->min); e.failure()) return e;
+  }
+  return ffi::Error::Success();
+}
+
+int64_t row_bytes(const MatJob& job) {
+  const int64_t per_block = job.format == Format::kF32 ? 128 : job.format == Format::kQ8 ? 36 : job.format == Format::kQ4 ? 20 : 64;
+  return std::max<int64_t>(1, job.K * per_block / kBlock);
+}
+
+// Rows per task: enough bytes to be worth a hand-over, few enough that the threads finish together.
+void run(const std::vector<MatJob>& jobs) {
+  int64_t bytes = 0;
+  for (const MatJob& job : jobs) bytes += job.N * row_bytes(job);
+  const int64_t task_bytes = std::max<int64_t>(32 << 10, bytes / (8 * thread_count()) + 1);
+  std::vector<int64_t> starts{0}, rows;
+  for (const MatJob& job : jobs) {
+    rows.push_back(std::max<int64_t>(1, task_bytes / row_bytes(job)));
+    starts.push_back(starts.back() + (job.N + rows.back() - 1) / rows.back());
+  }
+  auto task = [&](int64_t i) {
+    const size_t j = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
+    const int64_t n0 = (i - starts[j]) * rows[j], n1 = std::min(n0 + rows[j], jobs[j].N);
+    (jobs[j].xq ? kernels().matvec_int8 : kernels().matvec)(jobs[j], n0, n1);
+  };
+  parallel_for(starts.back(), task);
+}
+
+const float* pack(Format format, Type type, const void* x, int64_t B, int64_t K) {
+  if (type == Type::kF32 && K % kBlock == 0 && format != Format::kBF16) return static_cast<const float*>(x);
+  static thread_local Scratch scratch;
+  float* out = scratch.get<float>(B * ((K + kBlock - 1) / kBlock * kBlock));
+  kernels().pack_x(format, type, x, B, K, out);
+  return out;
+}
+
+const QuantX* quantize(Format format, const float* x, int64_t B, int64_t K) {
+  static thread_local Scratch q, lanes, aux;
+  static thread_local QuantX out;
+  out.blocks = (K / kBlock + 15) / 16 * 16;
+  int8_t* values = q.get<int8_t>(B * out.blocks * kBlock);
+  float *lane = lanes.get<float>(B * out.blocks * 8), *side = aux.get<float>(B * out.blocks);
+  kernels().quantize_x(format, x, B, K, values, lane, side);
+  out.q = values, out.lanes = lane, out.aux = side;
+  return &out;
+}
+
+ffi::Error matvec(const Call& call, ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args,
+                  ffi::RemainingRets rets) {
+  Type type;
+  if (!float_type(x.element_type(), &type)) return invalid("x must be float32, bfloat16 or float16");
+  if (x.dimensions().size() != 2) return invalid("x must be [B, K]");
+  if (args.size() != rets.size() * call.operands || rets.size() == 0) return invalid("wrong number of operands");
+  std::vector<MatJob> jobs(rets.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    MatJob& job = jobs[i];
+    job.B = x.dimensions()[0];
+    job.K = x.dimensions()[1];
+    if (ffi::Error e = describe(call, args, i * call.operands, *layer.typed_data(), &job); e.failure()) return e;
+    if (job.format != jobs[0].format) return invalid("matrices of one call must have one dtype");
+    auto y = rets.get<ffi::AnyBuffer>(i);
+    if (y.has_error()) return y.error();
+    if ((*y)->element_type() != ffi::F32 || !dims_are(**y, {job.B, job.N})) return invalid("the result must be float32 [B, N]");
+    job.y = static_cast<float*>((*y)->untyped_data());
+  }
+  const MatJob& job = jobs[0];
+  if (job.B == 0) return ffi::Error::Success();
+  const float* packed = pack(job.format, type, x.untyped_data(), job.B, job.K);
+  const bool int8 = call.int8 && kernels().matvec_int8;
+  const QuantX* xq = int8 ? quantize(job.format, packed, job.B, job.K) : nullptr;
+  for (MatJob& j : jobs) j.x = packed, j.xq = xq;
+  run(jobs);
+  return ffi::Error::Success();
+}
+
+ffi::Error float_handler(ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return matvec({Format::kF32}, x, layer, args, rets);
+}
+
+ffi::Error quant_handler(ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                         int64_t bits, int64_t group, bool mins, bool int8) {
+  if (group != 32 && group != 64 && group != 128 && group != 256) return invalid("group must be 32, 64, 128 or 256");
+  if (bits != 4 && bits != 8) return invalid("bits must be 4 or 8");
+  if (mins && bits == 8) return invalid("8-bit weights have no mins");
+  return matvec({bits == 4 ? Format::kQ4 : Format::kQ8, group, mins ? 3u : 2u, int8}, x, layer, args, rets);
+}
+
+}  // namespace
+}  // namespace jaxlm
+
+using namespace jaxlm;
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxlm_cpu_matvec, float_handler,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<Index>().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxlm_cpu_matvec_quant, quant_handler,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<Index>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("group")
+                                  .Attr<bool>("mins")
+                                  .Attr<bool>("int8"));

@@ -1,0 +1,16 @@
+#include <cstring>
+
+#include "kernels.h"
+
+namespace jaxlm {
+namespace {
+#include "simd_portable.h"
+#include "matvec.inc.h"
+#include "attention.inc.h"
+}  // namespace
+
+const Kernels* portable_kernels() {
+  static const Kernels table{"portable", pack_x, matvec, nullptr, nullptr, attend, attend_merge, read};
+  return &table;
+}
+}  // namespace jaxlm
