@@ -12,6 +12,7 @@ from jaxlm.conversion.fields import Fields
 from jaxlm.conversion.transforms import Same, Transform
 
 Names = str | tuple[str, ...]
+SAME = Same()
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Row:
 
     target: Names
     source: Names
-    transform: Transform = Same()
+    transform: Transform = SAME
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -50,13 +51,13 @@ class Row:
 class Family:
     """One group of published models that share a config format and tensor names.
 
-    translate       the config's fields -> ModelConfig; serves GGUF too, whose metadata arrives under the same field names
+    translate       the config's fields -> ModelConfig; GGUF metadata arrives under the same field names
     describe        ModelConfig -> the fields of config.json, the inverse of translate (None: no export from GGUF)
     architectures   the class names in config.json that are causal language models; the first is written on export
     rows            the Hugging Face tensor table
     gguf            the GGUF architecture names served; gguf_rows their table (see `gguf_names.gguf_rows`)
     gguf_when       whether this family serves a file of one of these architectures, from its fields (llama: no experts)
-    gguf_fields     further fields from (metadata without the architecture's prefix, tensor names), winning over the rest
+    gguf_fields     further fields from (metadata without the architecture's prefix, tensor names); they win
     gguf_names      metadata names without prefix -> config field names, where they differ from the common table
     harmless        config fields that cannot change a logit, beyond the common ones
     neutral         config fields that are understood only with this value (one, or a tuple of them)

@@ -12,17 +12,17 @@ from jaxlm.errors import ConfigError
 REQUIRED: Any = object()
 
 # Fields of any family that cannot change a logit: bookkeeping, training, generation defaults, special ids.
-HARMLESS = frozenset(
-    """
+_HARMLESS = """
     _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_implementation auto_map
     bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id do_sample dtype
     early_stopping eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label
-    initializer_range is_decoder label2id length_penalty max_length max_new_tokens min_length model_type no_repeat_ngram_size
-    num_beams num_labels num_return_sequences output_attentions output_hidden_states output_router_logits pad_token_id
-    prefix problem_type repetition_penalty return_dict sep_token_id suppress_tokens task_specific_params temperature
-    tokenizer_class top_k top_p torch_dtype transformers_version typical_p unsloth_fixed unsloth_version use_cache
-    """.split()
-)
+    initializer_range is_decoder label2id length_penalty max_length max_new_tokens min_length model_type
+    no_repeat_ngram_size num_beams num_labels num_return_sequences output_attentions output_hidden_states
+    output_router_logits pad_token_id prefix problem_type repetition_penalty return_dict sep_token_id
+    suppress_tokens task_specific_params temperature tokenizer_class top_k top_p torch_dtype transformers_version
+    typical_p unsloth_fixed unsloth_version use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
 # Fields of any family that are understood only when they say that they do nothing.
 NEUTRAL: Mapping[str, Any] = {
     "add_cross_attention": False,
@@ -53,7 +53,9 @@ class Fields:
     the field, its value and what is allowed.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json", kind: str = "hf", prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str = "config.json", kind: str = "hf", prefix: str = ""
+    ) -> None:
         self.values, self.where, self.kind, self.prefix = values, where, kind, prefix
         self.seen: set[str] = set()
         self.blocks: dict[str, Fields] = {}

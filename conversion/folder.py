@@ -38,7 +38,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 def _read_shards(folder: Path) -> dict[str, TensorInfo]:
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{folder / INDEX}: weight_map is {str(places)[:80]}; allowed: tensor names with their files")
+        raise CheckpointError(f"{folder / INDEX}: weight_map is {str(places)[:80]}; allowed: tensor names and files")
     shards: dict[str, dict[str, TensorInfo]] = {}
     tensors = {}
     for name, file in places.items():

@@ -99,7 +99,8 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], 
 
 def _settings(info: TensorInfo) -> list[float]:
     if len(info.shape) != 1 or info.size > MAX_SETTINGS or info.dtype is None:
-        raise CheckpointError(f"tensor {info.name!r} has shape {list(info.shape)} of {info.stored}; allowed: a short list of floats")
+        found = f"shape {list(info.shape)} of {info.stored}"
+        raise CheckpointError(f"tensor {info.name!r} has {found}; allowed: at most {MAX_SETTINGS} floats in a row")
     return read(info).astype(float).tolist()
 
 
@@ -122,9 +123,9 @@ def _scaling(own: dict[str, Any]) -> dict[str, Any]:
 
 def _head_width(own: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Settle attention.value_length and rope.dimension_count, which only repeat the head width in most files."""
-    width, heads = own.get("embedding_length"), own.get("attention.head_count")
-    simple = type(width) is int and type(heads) is int and heads > 0
-    head_dim = own.get("attention.key_length", width // heads if simple else None)
+    head_dim, width, heads = (own.get(k) for k in ("attention.key_length", "embedding_length", "attention.head_count"))
+    if head_dim is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        head_dim = width // heads
     if "attention.value_length" not in names and own.get("attention.value_length") == head_dim:
         own.pop("attention.value_length", None)
     turning = own.get("rope.dimension_count")

@@ -31,7 +31,8 @@ class _Cursor:
     def need(self, count: int, what: str) -> int:
         """Make `count` more bytes available; the position of the first of them."""
         if count > self.left():
-            raise CheckpointError(f"{self.path}: is cut off or damaged: {what} needs {count} bytes, {self.left()} are left")
+            left = f"{what} needs {count} bytes, {self.left()} are left"
+            raise CheckpointError(f"{self.path}: is cut off or damaged: {left}")
         missing = self.pos + count - len(self.data)
         if missing > 0:
             self.data += self.file.read(max(missing, STEP, len(self.data)))
@@ -56,7 +57,8 @@ class _Cursor:
         """A number of things that take at least `least` bytes each."""
         value = self.scalar("Q", what)
         if value * least > self.left():
-            raise CheckpointError(f"{self.path}: is cut off or damaged: {what} is {value}, {self.left()} bytes are left")
+            left = f"{what} is {value}, {self.left()} bytes are left"
+            raise CheckpointError(f"{self.path}: is cut off or damaged: {left}")
         return value
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
@@ -65,7 +67,8 @@ class _Cursor:
         if kind == STRING:
             return self.string(what)
         if kind != ARRAY or depth == MAX_DEPTH:
-            raise CheckpointError(f"{self.path}: {what} has value type {kind}; allowed: 0 to 12, arrays up to {MAX_DEPTH} deep")
+            allowed = f"0 to 12, arrays up to {MAX_DEPTH} deep"
+            raise CheckpointError(f"{self.path}: {what} has value type {kind}; allowed: {allowed}")
         return self.array(self.scalar("I", what), what, depth)
 
     def array(self, kind: int, what: str, depth: int) -> list[Any]:
@@ -95,13 +98,15 @@ def _read(cursor: _Cursor) -> tuple[Metadata, dict[str, TensorInfo]]:
     magic = cursor.scalar("4s", "the magic number")
     version = cursor.scalar("I", "the version")
     if magic != b"GGUF" or version not in (2, 3):
-        raise CheckpointError(f"{cursor.path}: starts with {magic!r}, version {version}; allowed: GGUF, little-endian version 2 or 3")
+        found = f"starts with {magic!r}, version {version}"
+        raise CheckpointError(f"{cursor.path}: {found}; allowed: GGUF, little-endian, version 2 or 3")
     tensor_count = cursor.count(24, "the number of tensors")
     metadata = _read_metadata(cursor, cursor.count(13, "the number of metadata entries"))
     table = [_read_entry(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise CheckpointError(f"{cursor.path}: general.alignment is {alignment!r}; allowed: a power of two up to {1 << 20}")
+        allowed = f"a power of two up to {1 << 20}"
+        raise CheckpointError(f"{cursor.path}: general.alignment is {alignment!r}; allowed: {allowed}")
     start = -(-cursor.pos // alignment) * alignment
     tensors = [_info(cursor.path, *entry, start, alignment) for entry in table]
     check_extents(tensors, start, cursor.size, cursor.path)
@@ -132,7 +137,9 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(dims)), cursor.scalar("I", f"tensor {name!r}"), cursor.scalar("Q", f"tensor {name!r}")
 
 
-def _info(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, start: int, alignment: int) -> TensorInfo:
+def _info(
+    path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, start: int, alignment: int
+) -> TensorInfo:
     where = f"{path}: tensor {name!r}"
     try:
         kind = gguf.GGMLQuantizationType(number)
@@ -140,7 +147,8 @@ def _info(path: Path, name: str, shape: tuple[int, ...], number: int, offset: in
         raise CheckpointError(f"{where} has type {number}, which is not a known GGUF tensor type") from error
     weights, size = gguf.GGML_QUANT_SIZES[kind]
     if shape[-1] % weights or 0 in shape:
-        raise CheckpointError(f"{where} has shape {list(shape)}; allowed for {kind.name}: rows of a multiple of {weights} weights")
+        allowed = f"rows of a multiple of {weights} weights"
+        raise CheckpointError(f"{where} has shape {list(shape)}; allowed for {kind.name}: {allowed}")
     if offset % alignment:
         raise CheckpointError(f"{where} is at byte {offset} of the data; allowed: a multiple of {alignment}")
     count = 1

@@ -16,7 +16,7 @@ from jaxlm.conversion.source import Source, open_source
 from jaxlm.conversion.tensors import TensorInfo, read, read_raw
 from jaxlm.conversion.transforms import Same
 from jaxlm.errors import CheckpointError, ConfigError
-from jaxlm.params import Params, declare
+from jaxlm.params import Param, Params, declare
 
 Progress = Callable[[int, int], None]
 ALIGNMENT = 64  # What a CPU device needs to take memory over without copying it.
@@ -53,8 +53,8 @@ def load_params(
     """The parameter tree of `config_for(source, dtype)`.
 
     Each leaf is filled in host memory, aligned so that `put` need not copy it on a CPU, then handed to `put`.
-    progress is called with (bytes read, bytes to read). Raises CheckpointError if a file is cut off, if a tied head differs
-    from the embeddings, or if a value does not fit float16.
+    progress is called with (bytes read, bytes to read). Raises CheckpointError if a file is cut off, if a tied head
+    differs from the embeddings, or if a value does not fit float16.
     """
     done: dict[plan.Path, Any] = {}
     buffers: dict[plan.Path, np.ndarray] = {}
@@ -70,8 +70,8 @@ def load_params(
             left[slot.path] -= 1
             if not left[slot.path]:
                 done[slot.path] = put(buffers.pop(slot.path))
-    treedef = jax.tree.structure(declare(config), is_leaf=lambda leaf: not isinstance(leaf, (dict, tuple)))
-    return treedef.unflatten([done[path] for path in shapes])
+    ordered = iter([done[path] for path in shapes])
+    return jax.tree.map(lambda _: next(ordered), declare(config), is_leaf=lambda leaf: isinstance(leaf, Param))
 
 
 def iterate(source: Source, dtype: str | None = None, progress: Progress | None = None) -> Iterator[
@@ -139,7 +139,7 @@ def _cast(array: np.ndarray, out: np.ndarray, step: Step) -> np.ndarray:
     with np.errstate(over="ignore"):
         np.copyto(out, array.astype(np.float32, copy=False), casting="unsafe")
     if not np.isfinite(out).all() and np.isfinite(array.astype(np.float32, copy=False)).all():
-        raise CheckpointError(f"tensor {step.sources[0]!r} has values beyond 65504, the largest float16; choose another dtype")
+        raise CheckpointError(f"tensor {step.sources[0]!r} has values beyond 65504, the largest float16")
     return out
 
 
@@ -149,9 +149,9 @@ def _check_copy(head: TensorInfo, embedding: TensorInfo) -> None:
     for start in range(0, head.size, 1 << 24) if same else ():
         count = min(1 << 24, head.size - start) * (head.nbytes // head.size)
         pieces = [replace(t, offset=t.offset + start * (t.nbytes // t.size), nbytes=count) for t in (head, embedding)]
-        same = same and np.array_equal(*map(read_raw, pieces))
+        same = same and np.array_equal(read_raw(pieces[0]), read_raw(pieces[1]))
     if not same:
         raise CheckpointError(
-            f"tensor {head.name!r} differs from {embedding.name!r}, but the config ties them; if the head was trained on "
-            "its own, config.json must say tie_word_embeddings false"
+            f"tensor {head.name!r} differs from {embedding.name!r}, but the config ties them; if the head was trained "
+            "on its own, config.json must say tie_word_embeddings false"
         )

@@ -75,7 +75,7 @@ def make_plan(
 
 def _flatten(tree: Any) -> dict[Path, Param]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, Param))[0]
-    return {tuple(getattr(k, "key", getattr(k, "idx", None)) for k in keys): param for keys, param in flat}
+    return {tuple(k.key if hasattr(k, "key") else k.idx for k in keys): param for keys, param in flat}
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[dict[str, Slot], bool, int]]:
@@ -108,7 +108,8 @@ def _steps(
                 del unfilled[target]
             yield from steps
     for target in unfilled:
-        _missing(target, [_expand(r, [slots[t] for t in r.targets], layer) for r in usable if target in r.targets], tensors)
+        options = [_expand(r, [slots[t] for t in r.targets], layer) for r in usable if target in r.targets]
+        _missing(target, options, tensors)
 
 
 def _missing(target: str, options: list[list[Step]], tensors: Mapping[str, TensorInfo] | None) -> None:
@@ -138,7 +139,7 @@ def _check_shapes(steps: list[Step], tensors: Mapping[str, TensorInfo]) -> None:
             if info.shape != shape:
                 raise CheckpointError(f"tensor {name!r} has shape {list(info.shape)}; the config needs {list(shape)}")
             if info.dtype is None and info.stored not in accepted:
-                raise CheckpointError(f"tensor {name!r} has type {info.stored}; allowed: F32, F16, BF16 and GGUF block types")
+                raise CheckpointError(f"tensor {name!r} has type {info.stored}; allowed: F32, F16, BF16, GGUF blocks")
 
 
 def _check_unused(

@@ -9,8 +9,8 @@ from jaxlm.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000  # That of the format's own library.
 ITEM_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-    "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 
 
@@ -21,7 +21,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(HEADER_LIMIT, size - 8):
-                raise CheckpointError(f"{path}: is not a safetensors file, or cut off: header of {length} bytes in {size}")
+                found = f"a header of {length} bytes in a file of {size}"
+                raise CheckpointError(f"{path}: is not a safetensors file, or cut off: {found}")
             header = parse_json(file.read(length), f"{path}: header")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -49,7 +50,8 @@ def _info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
     for size in shape:
         nbytes *= size
     if nbytes != offsets[1] - offsets[0]:
-        raise CheckpointError(f"{where}: shape {shape} of {dtype} needs {nbytes} bytes, the file gives {offsets[1] - offsets[0]}")
+        found = f"the file gives {offsets[1] - offsets[0]}"
+        raise CheckpointError(f"{where}: shape {shape} of {dtype} needs {nbytes} bytes, {found}")
     return TensorInfo(name, tuple(shape), dtype, path, start + offsets[0], nbytes)
 
 

@@ -27,8 +27,8 @@ TOKENIZER_LIMIT = 256 << 20
 class Source:
     """A checkpoint of others, opened and found complete.
 
-    config.dtype is that of the file. tensors describes what the plan's steps read; copies holds pairs of tensors that must
-    be equal, (a tied head, the embeddings). original is config.json, or the GGUF metadata without the vocabulary's lists.
+    config.dtype is that of the file. tensors describes what the plan's steps read; copies holds pairs of tensors that
+    must be equal, (a tied head, the embeddings). original is config.json, or the GGUF metadata without its lists.
     """
 
     path: Path
@@ -67,7 +67,7 @@ def open_source(path: str | Path) -> Source:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
-        raise CheckpointError(f"{path}: does not exist; allowed: a folder with config.json and safetensors, or a .gguf file")
+        raise CheckpointError(f"{path}: does not exist; allowed: a Hugging Face folder or a .gguf file")
     if path.suffix != ".gguf":
         raise CheckpointError(f"{path}: is not a folder and its name does not end in .gguf")
     return _open_gguf(path)
@@ -104,10 +104,12 @@ def check_purpose(original: Mapping[str, Any], family: Family) -> None:
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         if method not in family.quantization:
-            raise ConfigError(f"config.json: field 'quantization_config' has quant_method {str(method)[:80]!r}; allowed: none")
+            found = f"field 'quantization_config' has quant_method {str(method)[:80]!r}"
+            raise ConfigError(f"config.json: {found}; allowed: {', '.join(family.quantization) or 'no quantisation'}")
     names = original.get("architectures") or family.architectures
     if not isinstance(names, (list, tuple)) or not set(map(str, names)) & set(family.architectures):
-        raise ConfigError(f"config.json: field 'architectures' is {str(names)[:80]}; allowed: {', '.join(family.architectures)}")
+        allowed = ", ".join(family.architectures)
+        raise ConfigError(f"config.json: field 'architectures' is {str(names)[:80]}; allowed: {allowed}")
 
 
 def stored_dtype(plan: tuple[Step, ...], tensors: Mapping[str, TensorInfo]) -> str:
@@ -128,10 +130,8 @@ def _plan(
     copies = tuple((head, embedding) for head in heads if head in tensors)
     for head, _ in copies:
         if tensors[head].shape != tensors[embedding].shape:
-            raise CheckpointError(
-                f"tensor {head!r} has shape {list(tensors[head].shape)}, {embedding!r} {list(tensors[embedding].shape)}; "
-                "the config says that they are tied"
-            )
+            found = f"shape {list(tensors[head].shape)}, {embedding!r} {list(tensors[embedding].shape)}"
+            raise CheckpointError(f"tensor {head!r} has {found}; the config says that they are tied")
     return plan, copies
 
 

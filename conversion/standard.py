@@ -45,7 +45,7 @@ def model_config(c: Fields, layer: Callable[[int], LayerSpec], **rest: Any) -> M
     return ModelConfig(layers=layers, **{**common, **rest})
 
 
-def heads(c: Fields, kv_default: int | None = None) -> dict[str, int]:
+def heads(c: Fields, kv_default: int | None = None) -> dict[str, Any]:
     """num_heads, num_kv_heads (absent: kv_default, else num_heads) and head_dim (absent: hidden_size / num_heads)."""
     count = c.count("num_attention_heads")
     width = c.count("hidden_size")

@@ -1,7 +1,7 @@
 """A tensor in a file: where it lies, and reading it without keeping the file in memory.
 
-Both file formats are described by the same `TensorInfo`, so one reader serves them. Reads are plain positioned reads into
-memory of our own: pages of a memory map would count as memory of this process.
+Both file formats are described by the same `TensorInfo`, so one reader serves them. Reads are plain positioned reads
+into memory of our own: pages of a memory map would count as memory of this process.
 """
 
 import functools
@@ -58,7 +58,7 @@ def read(info: TensorInfo, out: np.ndarray | None = None) -> np.ndarray:
     Raises CheckpointError when the type holds no weights or the file has become shorter than its header says.
     """
     if info.dtype is None:
-        raise CheckpointError(f"tensor {info.name!r} has type {info.stored} in {info.path}; it cannot be read as weights")
+        raise CheckpointError(f"tensor {info.name!r} has type {info.stored}, which cannot be read as weights")
     flat = np.empty(info.size, info.dtype) if out is None else out.reshape(-1)
     if info.quantised is None:
         _read_into(info, 0, flat.view(np.uint8))
@@ -96,7 +96,7 @@ def _dequantise(info: TensorInfo, kind: gguf.GGMLQuantizationType, flat: np.ndar
 
 def _read_into(info: TensorInfo, start: int, out: np.ndarray) -> None:
     """Fill `out` (uint8) with the tensor's bytes from `start` on."""
-    view, position = memoryview(out), info.offset + start
+    view, position = memoryview(out.data), info.offset + start
     with open(info.path, "rb", buffering=0) as file:
         while view:
             count = os.preadv(file.fileno(), [view[: 1 << 30]], position)
@@ -114,4 +114,4 @@ def check_extents(tensors: list[TensorInfo], data_start: int, file_size: int, wh
             raise CheckpointError(f"{where}: tensor {info.name!r} at byte {info.offset} {other}")
         end, before = info.offset + info.nbytes, info.name
         if end > file_size:
-            raise CheckpointError(f"{where}: tensor {info.name!r} ends at byte {end}, the file at {file_size}: it is cut off")
+            raise CheckpointError(f"{where}: is cut off: tensor {info.name!r} ends at {end}, the file at {file_size}")

@@ -105,10 +105,8 @@ class Fused:
 
     def encode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
         parts = [np.moveaxis(self.part.encode([a], [p])[0], self.axis, 0) for a, p in zip(arrays, params, strict=True)]
-        if self.interleaved:
-            whole = np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
-        else:
-            whole = np.concatenate(parts)
+        joined = np.stack(parts, axis=1) if self.interleaved else np.concatenate(parts)
+        whole = joined.reshape(-1, *parts[0].shape[1:])
         return [np.moveaxis(whole, 0, self.axis)]
 
 
@@ -163,7 +161,7 @@ class PairedRows:
 class Added:
     """The leaf is the source plus `by`: -1.0 for norm weights that a GGUF file stores as 1 + w.
 
-    Computed in the stored dtype. 1 + (s - 1) gives s back for a stored s of at least 1/2, where the difference is exact.
+    Computed in the stored dtype. 1 + (s - 1) gives back a stored s of at least 1/2, where the difference is exact.
     """
 
     by: float

@@ -12,13 +12,12 @@ from jaxlm.conversion.fields import Fields
 from jaxlm.errors import ConfigError
 
 # Known models whose mixers the core does not have.
-NOT_BUILT = frozenset(
-    """
+_NOT_BUILT = """
     bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
     qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text qwen3_next recurrent_gemma rwkv zamba zamba2
     lfm2moe nemotron_h_moe qwen3next qwen35 qwen35moe rwkv6 rwkv7 granitehybrid
-    """.split()
-)
+"""
+NOT_BUILT = frozenset(_NOT_BUILT.split())
 
 
 @functools.cache

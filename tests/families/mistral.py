@@ -1,0 +1,23 @@
+"""Mistral: with and without a window."""
+
+from family_cases import Case
+
+BASE = {
+    "model_type": "mistral",
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 64,
+    "sliding_window": None,
+}
+
+CASES = (
+    Case("no_window", BASE),
+    Case("window", BASE | {"sliding_window": 5}, seed=1),
+    Case("tied_linear", BASE | {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    Case("head_dim_absent", {**BASE, "head_dim": None, "sliding_window": 4096}, seed=3),
+)
