@@ -1,0 +1,170 @@
+"""Speed of the CPU kernels beside XLA's own products and this machine's read bandwidth, measured in one run.
+
+    python kernels/bench.py [--gigabytes 1.2] [--width 4096] [--repeats 5] [--batches 1 2 4 8] [--only f32 bf16 ...]
+
+Each product is a scan over a stack of [width, width] matrices larger than the cache, the output feeding the next step.
+GB/s counts each stored byte (values, scales, mins) once. Prints a table and, last, one JSON line.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxlm_cpu as kernels
+
+
+def stack(block: np.ndarray, layers: int, dtype=None) -> jax.Array:
+    """One random matrix `layers` times over: real memory without the time to draw it."""
+    return jnp.asarray(np.broadcast_to(block, (layers, *block.shape)), dtype)
+
+
+def make_weights(kind: str, width: int, size: float):
+    """A stack of about `size` bytes, as an array, Q8 or Q4, and its exact size."""
+    rng = np.random.default_rng(0)
+    per_value = {"f32": 4, "bf16": 2, "f16": 2, "q8": 1 + 2 / 32, "q4": 0.5 + 4 / 32}[kind]
+    layers = max(2, round(size / (per_value * width * width)))
+    scales = stack(rng.uniform(0.5, 1.5, (width, width // 32)).astype(np.float16) / (16 * width**0.5), layers)
+    if kind == "q8":
+        w = kernels.Q8(stack(rng.integers(-127, 128, (width, width), dtype=np.int8), layers), scales)
+    elif kind == "q4":
+        w = kernels.Q4(stack(rng.integers(0, 256, (width, width // 2), dtype=np.uint8), layers), scales, scales * -7)
+    else:
+        dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}[kind]
+        w = stack(rng.normal(size=(width, width)).astype(np.float32) / width**0.5, layers, dtype)
+    return w, layers
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def through_stack(x: jax.Array, w, product: Callable, layers: int) -> jax.Array:
+    """x through every matrix of the stack in turn; the stack is invariant, the layer an index."""
+
+    def body(x, i):
+        return jnp.tanh(product(x, w, i)), None
+
+    return jax.lax.scan(body, x, jnp.arange(layers, dtype=jnp.int32))[0]
+
+
+def xla_product(x: jax.Array, w: jax.Array, i: jax.Array) -> jax.Array:
+    w = jax.lax.dynamic_index_in_dim(w, i, keepdims=False)
+    return jnp.einsum("bk,nk->bn", x.astype(w.dtype), w, preferred_element_type=jnp.float32)
+
+
+@partial(jax.jit, static_argnums=2)
+def xla_unrolled(x: jax.Array, ws: list[jax.Array], _: int) -> jax.Array:
+    for w in ws:
+        x = jnp.tanh(jnp.einsum("bk,nk->bn", x.astype(w.dtype), w, preferred_element_type=jnp.float32))
+    return x
+
+
+def seconds(call: Callable[[], jax.Array]) -> float:
+    start = time.perf_counter()
+    call().block_until_ready()
+    return time.perf_counter() - start
+
+
+def compare(calls: dict[str, Callable[[], jax.Array]], repeats: int) -> dict[str, list[float]]:
+    """Times of each call, taken in turns after one warm-up each."""
+    for call in calls.values():
+        call().block_until_ready()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(seconds(call))
+    return times
+
+
+def products(kind: str) -> dict[str, Callable]:
+    if kind == "q8":
+        return {"exact": kernels.matvec_q8, "int8": partial(kernels.matvec_q8, int8=True)}
+    if kind == "q4":
+        return {"exact": kernels.matvec_q4, "int8": partial(kernels.matvec_q4, int8=True)}
+    return {"exact": kernels.matvec, "xla scan": xla_product}
+
+
+def bench_kind(kind: str, args: argparse.Namespace) -> list[dict]:
+    w, layers = make_weights(kind, args.width, args.gigabytes * 1e9)
+    size = sum(a.nbytes for a in jax.tree.leaves(w))
+    per_layer = [jnp.array(a) for a in w] if kind in ("f32", "bf16") and args.unrolled else None
+    rows = []
+    for batch in args.batches:
+        x = jnp.asarray(np.random.default_rng(1).normal(size=(batch, args.width)), jnp.float32)
+        calls = {name: partial(through_stack, x, w, f, layers) for name, f in products(kind).items()}
+        if per_layer is not None:
+            calls["xla unrolled"] = partial(xla_unrolled, x, per_layer, layers)
+        for name, times in compare(calls, args.repeats).items():
+            best, median = (size / t / 1e9 for t in (min(times), statistics.median(times)))
+            rows.append(dict(weights=kind, batch=batch, path=name, best=best, median=median))
+            print(f"{kind:5} B={batch:<3} {name:14} {best:7.1f} best {median:7.1f} median GB/s", flush=True)
+    return rows
+
+
+def bench_overhead(repeats: int) -> list[dict]:
+    """Microseconds per step of a scan of 1000 small products, against the same scan without any."""
+    rows = []
+    steps = 1000
+    for width in (64, 576):
+        w = jnp.asarray(np.random.default_rng(0).normal(size=(1, width, width)) / width**0.5, jnp.bfloat16)
+        x = jnp.ones((1, width), jnp.float32)
+        zero = lambda f: lambda x, w, i: f(x, w, i * 0)  # noqa: E731
+        three = lambda x, w, i: sum(kernels.matvec(x, [w, w, w], i * 0))  # noqa: E731
+        kinds = {"no product": lambda x, w, i: x + i, "1 product": zero(kernels.matvec), "3 in one call": three}
+        calls = {name: partial(through_stack, x, w, f, steps) for name, f in kinds.items()}
+        for name, times in compare(calls, 4 * repeats).items():
+            best, median = (1e6 * t / steps for t in (min(times), statistics.median(times)))
+            rows.append(dict(width=width, step=name, best_us=best, median_us=median))
+            print(f"width {width:4} {name:14} {best:7.2f} best {median:7.2f} median us per step", flush=True)
+    return rows
+
+
+def bench_attention(args: argparse.Namespace) -> list[dict]:
+    """One layer's attention for each of 32 stacked layers (H=32, K=8, h=128), caches full to `length`."""
+    rows = []
+    layers, length, heads, keys, width = 32, 4096, 32, 8, 128
+    for dtype in (jnp.float32, jnp.bfloat16):
+        block = np.random.default_rng(0).normal(size=(1, length, keys, width)).astype(np.float32)
+        cache = stack(block, layers, dtype)
+        q, new = jnp.ones((1, heads, width)), jnp.ones((1, keys, width))
+        lengths = jnp.array([length], jnp.int32)
+
+        @jax.jit
+        def run(q, cache, new=new, lengths=lengths):
+            body = lambda q, i: (kernels.decode_attention(q, new, new, cache, cache, lengths, i), None)  # noqa: E731
+            return jax.lax.scan(body, q, jnp.arange(layers, dtype=jnp.int32))[0]
+
+        times = compare({"attention": partial(run, q, cache)}, args.repeats)["attention"]
+        best, median = (2 * cache.nbytes / t / 1e9 for t in (min(times), statistics.median(times)))
+        rows.append(dict(cache=jnp.dtype(dtype).name, best=best, median=median))
+        print(f"attention {jnp.dtype(dtype).name:9} {length} slots {best:7.1f} best {median:7.1f} median GB/s", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=1.2)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--only", nargs="+", default=["f32", "bf16", "q8", "q4", "overhead", "attention"])
+    parser.add_argument("--unrolled", action="store_true", help="also XLA with one array per layer (twice the memory)")
+    args = parser.parse_args()
+    result = dict(isa=kernels.isa(), threads=kernels.threads(), machine=platform.machine(), jax=jax.__version__)
+    result["read_bandwidth_before"] = kernels.read_bandwidth() / 1e9
+    print(f"{result['isa']}, {result['threads']} threads, read bandwidth {result['read_bandwidth_before']:.1f} GB/s")
+    result["products"] = [row for kind in args.only if kind in ("f32", "bf16", "f16", "q8", "q4") for row in bench_kind(kind, args)]
+    result["overhead"] = bench_overhead(args.repeats) if "overhead" in args.only else []
+    result["attention"] = bench_attention(args) if "attention" in args.only else []
+    result["read_bandwidth_after"] = kernels.read_bandwidth() / 1e9
+    print(f"read bandwidth {result['read_bandwidth_after']:.1f} GB/s")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
