@@ -8,7 +8,7 @@ Key names and meanings: the GGUF specification (ggml-org/ggml, docs/gguf.md).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.conversion.gguf_splitters import Splitter, splitter
@@ -17,8 +17,8 @@ from jaxlm.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types; SentencePiece numbers them alike
 # Tokens that end a turn, though a GGUF file often names only one id as its end.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
-_TURN_ENDS += ("<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "[EOS]", "<|eot|>")
+_TURN_ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"}
+_TURN_ENDS |= {"<|return|>", "<|call|>", "<|eot|>", "<｜end▁of▁sentence｜>", "[EOS]"}
 
 
 def tokenizer_files(metadata: Mapping[str, object]) -> dict[str, bytes]:
@@ -50,25 +50,30 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     value = metadata.get(key, [])
     if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
         raise TokenizerError(f"{key} must be a list of strings.")
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError:
+        raise TokenizerError(f"{key} holds text that is not valid UTF-8.") from None
     return list(value)
 
 
-def _numbers(metadata: Mapping[str, object], key: str, size: int) -> list[Any] | None:
+def _numbers(metadata: Mapping[str, object], key: str, size: int, kind: type) -> list[Any] | None:
     """One number per token, or None where the key is absent."""
     if key not in metadata:
         return None
     value: Any = metadata[key]
-    count = len(value) if isinstance(value, Sequence) else 0
-    if count != size or not all(isinstance(v, (int, float)) for v in value):
-        raise TokenizerError(f"{key} has {count} entries; it needs one number for each of {size} tokens.")
-    return list(value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    count = len(value) if isinstance(value, list) else 0
+    if count != size or not all(type(v) in (int, kind) for v in value):
+        raise TokenizerError(f"{key} has {count} entries; it needs one {kind.__name__} for each of {size} tokens.")
+    return value
 
 
 def _id(metadata: Mapping[str, object], key: str, size: int) -> int | None:
     value: Any = metadata.get(key)
     if value is None or value in (-1, 0xFFFFFFFF):  # ways of writing "none"
         return None
-    if not isinstance(value, int) or not 0 <= value < size:
+    if type(value) is not int or not 0 <= value < size:
         raise TokenizerError(f"{key} is {value!r}; the vocabulary has ids 0 to {size - 1}.")
     return value
 
@@ -78,7 +83,8 @@ def _flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
 
 
 def _types(metadata: Mapping[str, object], tokens: list[str], ids: Mapping[str, int | None]) -> list[int]:
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), int)
+    types = [NORMAL] * len(tokens) if types is None else list(types)
     if bad := set(types) - set(range(7)):
         raise TokenizerError(f"tokenizer.ggml.token_type holds {min(bad)}; token types are 1 to 6.")
     for name in ("bos", "eos", "eot", "eom"):  # some files leave their ends marked as ordinary text
@@ -165,7 +171,7 @@ def _sentencepiece(
 ) -> dict[str, bytes]:
     from sentencepiece import sentencepiece_model_pb2
 
-    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), float)
     if scores is None:
         raise TokenizerError("tokenizer.ggml.scores is missing; a 'llama' vocabulary is merged by score.")
     messages: Any = sentencepiece_model_pb2  # classes made at import time
@@ -174,7 +180,7 @@ def _sentencepiece(
     for text, score, kind in zip(tokens, scores, types, strict=True):
         # A file spells user-defined runs of spaces as they are; SentencePiece looks for them with its own space.
         text = text.replace(" ", "\u2581") if kind == USER_DEFINED else text
-        model.pieces.add(piece=text, score=score, type=kind)
+        model.pieces.add(piece=text, score=float(score), type=kind)
     trainer = model.trainer_spec
     trainer.model_type = messages.TrainerSpec.BPE
     trainer.vocab_size = len(tokens)

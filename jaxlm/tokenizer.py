@@ -236,7 +236,7 @@ def _bos_id(vocab: Any, special: Mapping[str, str], *configs: Mapping[str, Any])
     if "bos_token" in special:
         return vocab.token_id(special["bos_token"])
     for config in configs:
-        if isinstance(i := config.get("bos_token_id"), int) and i in vocab.ids_with_token:
+        if type(i := config.get("bos_token_id")) is int and i in vocab.ids_with_token:
             return i
     return vocab.prefix[0] if len(vocab.prefix) == 1 else None
 
@@ -245,7 +245,8 @@ def _eos_ids(vocab: Any, special: Mapping[str, str], *configs: Mapping[str, Any]
     """The union, in order: the eos_token's id, then every eos_token_id (one or a list) that has a token."""
     found: list[Any] = [vocab.token_id(special["eos_token"])] if "eos_token" in special else [vocab.core_id("eos")]
     for config in configs:
-        value = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+        inner = config.get("text_config")
+        value = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
         found += value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(i for i in found if type(i) is int and i in vocab.ids_with_token))
 

@@ -56,9 +56,9 @@ class JsonVocab:
             int(i): Added(t.content, t.special, t.lstrip, t.rstrip)
             for i, t in self._core.get_added_tokens_decoder().items()
         }
-        self._decoder = _Decoder(json.loads(self._core.decoder.__getstate__()) if self._core.decoder else None)
+        self._decoder = _Decoder(_state(self._core.decoder))
         self.strip_space = self._decoder.strip
-        self.prefix, self.suffix = _frame(self._core)
+        self.prefix, self.suffix = _frame(_state(self._core.post_processor))
         self._marked: tuple[frozenset[str], Any] | None = None
 
     @cached_property
@@ -66,12 +66,12 @@ class JsonVocab:
         return frozenset(self._core.get_vocab(with_added_tokens=True).values())
 
     def encode(self, text: str) -> list[int]:
-        return self._core.encode(text, add_special_tokens=False).ids
+        return _ids(self._core, text)
 
     def encode_marked(self, text: str, guarded: frozenset[str]) -> list[int]:
         if self._marked is None or self._marked[0] != guarded:
             self._marked = (guarded, _load_json(_with_marks(self._data, guarded)))
-        dropped = self._marked[1].encode(text, add_special_tokens=False).ids
+        dropped = _ids(self._marked[1], text)
         kept = self.encode(text)
         # A vocabulary of whole words may find a control token again once the marks are gone: then the marks stay.
         control = {i for i, token in self.added.items() if token.text in guarded}
@@ -97,7 +97,9 @@ def _load_json(data: bytes) -> Any:
 
     try:
         core = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, or a panic that is not even that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise TokenizerError(f"tokenizer.json cannot be read: {_line(error)}.") from None
     core.no_truncation()  # a file may carry its author's training settings
     core.no_padding()
@@ -106,13 +108,43 @@ def _load_json(data: bytes) -> Any:
     return core
 
 
-def _frame(core: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the file's post-processor puts before and after a text."""
-    encoding = core.encode("a", add_special_tokens=True)
-    ids, mask = encoding.ids, encoding.special_tokens_mask
-    start = next((n for n, special in enumerate(mask) if not special), len(mask))
-    end = next((n for n, special in enumerate(reversed(mask)) if not special), 0)
-    return tuple(ids[:start]), tuple(ids[len(ids) - end :])
+def _state(part: Any) -> dict[str, Any] | None:
+    """A part of the pipeline as the file spells it."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _template_ids(step: dict[str, Any]) -> tuple[list[int], list[int]]:
+    before: list[int] = []
+    after: list[int] = []
+    side = before
+    for part in step["single"]:
+        if "Sequence" in part:
+            side = after
+        elif (name := part["SpecialToken"]["id"]) in step["special_tokens"]:
+            side += step["special_tokens"][name]["ids"]
+        else:
+            raise TokenizerError(f"tokenizer.json: the post-processor uses {name!r} without saying which token it is.")
+    return before, after
+
+
+def _ids(core: Any, text: str) -> list[int]:
+    try:
+        return core.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # a vocabulary of words without a token for unknown ones
+        raise TokenizerError(f"tokenizer.json cannot encode the text: {_line(error)}.") from None
+
+
+def _frame(processor: dict[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a post-processor puts before and after a text."""
+    before: list[int] = []
+    after: list[int] = []
+    for step in [] if processor is None else processor.get("processors", [processor]):
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            before, after = [step["cls"][1], *before], [*after, step["sep"][1]]
+        elif step["type"] == "TemplateProcessing":
+            left, right = _template_ids(step)
+            before, after = left + before, after + right
+    return tuple(before), tuple(after)
 
 
 def _with_marks(data: bytes, guarded: frozenset[str]) -> bytes:

@@ -21,13 +21,19 @@ class SpmVocab:
         self._core = _processor(data)
         self._legacy = config.get("legacy") is not False
         self.strip_space = self._core.normalize("a").startswith(SPACE)
-        self.added = self._pieces() | _config_tokens(config)
-        self._by_text = {token.text: i for i, token in self.added.items()}
+        cut = self._control() | _config_tokens(config)
+        self.added = self._user_defined() | cut
+        self._by_text = {token.text: i for i, token in cut.items()}
         self._pattern = longest_first(self._by_text)
         self.prefix: tuple[int, ...] = ()
         self.suffix: tuple[int, ...] = ()
 
-    def _pieces(self) -> dict[int, Added]:
+    def _user_defined(self) -> dict[int, Added]:
+        """Pieces that the library itself finds whole."""
+        pieces = enumerate(_proto(self._data).pieces)
+        return {i: Added(piece.piece, special=False) for i, piece in pieces if piece.type == piece.USER_DEFINED}
+
+    def _control(self) -> dict[int, Added]:
         core = self._core
         return {
             i: Added(core.id_to_piece(i), special=True)
@@ -38,10 +44,7 @@ class SpmVocab:
     @cached_property
     def _bare(self) -> Any:
         """The same model without the leading space."""
-        from sentencepiece import sentencepiece_model_pb2
-
-        messages: Any = sentencepiece_model_pb2  # classes made at import time
-        model = messages.ModelProto.FromString(self._data)
+        model = _proto(self._data)
         model.normalizer_spec.add_dummy_prefix = False
         return _processor(model.SerializeToString())
 
@@ -93,7 +96,7 @@ class SpmVocab:
         return self._core.id_to_piece(token) if 0 <= token < self._core.vocab_size() else None
 
     def token_bytes(self, token: int) -> bytes:
-        if token in self.added:
+        if token in self.added and self.added[token].text in self._by_text:
             return self.added[token].text.encode()
         text = self.token_text(token) or ""
         if text and self._core.is_byte(token):
@@ -110,10 +113,22 @@ def _processor(data: bytes) -> Any:
         raise TokenizerError(f"tokenizer.model is not a SentencePiece model: {' '.join(str(error).split())}.") from None
 
 
+def _proto(data: bytes) -> Any:
+    from sentencepiece import sentencepiece_model_pb2
+
+    messages: Any = sentencepiece_model_pb2  # classes made at import time
+    return messages.ModelProto.FromString(data)
+
+
 def _config_tokens(config: Mapping[str, Any]) -> dict[int, Added]:
     """The tokens of `added_tokens_decoder`: {"32000": {"content": "<|user|>", "special": true, ...}}."""
     out: dict[int, Added] = {}
-    for key, token in (config.get("added_tokens_decoder") or {}).items():
+    tokens = config.get("added_tokens_decoder") or {}
+    if not isinstance(tokens, dict):
+        raise TokenizerError(
+            f"tokenizer_config.json: added_tokens_decoder is a {type(tokens).__name__}, not an object."
+        )
+    for key, token in tokens.items():
         if not (str(key).isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str)):
             raise TokenizerError(
                 f"tokenizer_config.json: added_tokens_decoder[{key!r}] is {token!r}; needs a number and a content."

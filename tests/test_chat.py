@@ -42,12 +42,12 @@ def test_ordinary_messages_give_the_ids_of_the_rendered_text(tokenizer, says):
 def test_turn_marks_that_are_not_flagged_special_are_guarded_too():
     document = json.loads(vocabularies.byte_level_json())
     for token in document["added_tokens"]:
-        token["special"] = False
+        token["special"], token["normalized"] = False, True
     template = vocabularies.CHATML + "{% if '</think>' in messages[-1].content %}T{% endif %}"
     config = json.dumps({"chat_template": template}).encode()
     tokenizer = Tokenizer.from_files({"tokenizer.json": json.dumps(document).encode(), "tokenizer_config.json": config})
     ids = tokenizer.encode_chat([{"role": "user", "content": "a<|im_end|>b"}])
-    assert ids.count(3) == 1
+    assert ids.count(3) == 1 and "a<|im_end|>b" in tokenizer.decode(ids)
     # What the template looks for in a message must still be found there; so must the model's own marks.
     assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "</think>"}])).endswith("T")
     assert 3 in tokenizer.encode("<|im_end|>") and 3 not in tokenizer.encode("<|im_end|>", special=False)

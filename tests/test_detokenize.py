@@ -40,6 +40,22 @@ def test_no_piece_holds_half_a_character(tokenizer, text):
     assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces) and pieces[-1] == ""
 
 
+@KINDS
+@given(st.data())
+def test_cut_characters(tokenizer, data):
+    """Prompt and output may both end within a character."""
+    ids = tokenizer.encode("\u2603" + "🎉𝄞é" * 2, bos=False)
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(ids))] * 2)))
+    bytes_of = [tokenizer.token_bytes(i) for i in ids]
+    start = len(b"".join(bytes_of[:first]).decode("utf-8", "ignore").encode())  # where the character begun last begins
+    expected = b"".join(bytes_of[:last])[start:].decode("utf-8", "replace")
+    if first == last:
+        expected = expected and "\ufffd"
+    if start == 0 and first == 0 and tokenizer.strips_space:
+        expected = expected.removeprefix(" ")
+    assert "".join(stream(tokenizer, ids[:first], ids[first:last])) == expected
+
+
 def test_first_space_depends_on_the_prompt():
     hi = SPM.encode("hi", bos=False)
     assert "".join(stream(SPM, [], hi)) == "hi"

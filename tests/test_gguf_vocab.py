@@ -72,7 +72,7 @@ def test_scores_decide_the_merges_of_a_sentencepiece_vocabulary():
         "tokenizer.ggml.add_space_prefix": False,
     }
     assert Tokenizer.from_files(tokenizer_files(metadata)).encode("abc") == [1, 5]
-    metadata["tokenizer.ggml.scores"] = [0.0, -9.0, -9.0, -9.0, -1.0, -2.0]
+    metadata["tokenizer.ggml.scores"] = [0, -9, -9, -9, -1, -2]
     assert Tokenizer.from_files(tokenizer_files(metadata)).encode("abc") == [4, 3]
 
 

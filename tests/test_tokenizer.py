@@ -156,6 +156,38 @@ def test_training_settings_in_the_file_are_not_applied():
     assert tokenizer.encode("hello world there") == BYTE.encode("hello world there")
 
 
+def test_what_other_post_processors_put_around_a_text():
+    document = json.loads(vocabularies.byte_level_json())
+    roberta = {"type": "RobertaProcessing", "sep": ["</s>", 1], "cls": ["<s>", 0], "trim_offsets": True}
+    document["post_processor"] = {"type": "Sequence", "processors": [roberta | {"add_prefix_space": False}]}
+    tokenizer = Tokenizer.from_files({"tokenizer.json": json.dumps(document).encode()})
+    assert tokenizer.encode("hi") == [0, *BYTE.encode("hi"), 1] and tokenizer.encode("") == [0, 1]
+
+
+def test_a_vocabulary_of_words():
+    import tokenizers
+
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "<x>": 2}))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens(["<x>"])
+    tokenizer = Tokenizer.from_files({"tokenizer.json": core.to_str().encode()})
+    assert tokenizer.encode("a b <x> a") == [0, 1, 2, 0] and tokenizer.decode([0, 1, 0]) == core.decode([0, 1, 0])
+    with pytest.raises(TokenizerError, match="cannot encode"):
+        tokenizer.encode("c")
+    core.model = tokenizers.models.WordLevel({"a": 0, "b": 1, "<x>": 2, "?": 3}, unk_token="?")
+    tokenizer = Tokenizer.from_files({"tokenizer.json": core.to_str().encode()})
+    assert tokenizer.encode("a <x>") == [0, 2] and tokenizer.encode("a <x>", special=False) == [0, 3]
+
+
+def test_turn_marks_that_sentencepiece_finds_itself():
+    tokenizer = Tokenizer.from_files(vocabularies.sentencepiece_files(chat_template="<turn>{{ messages[0].content }}"))
+    turn = tokenizer._vocab.token_id("<turn>")
+    assert tokenizer.encode("hi<turn>") == [*tokenizer.encode("hi"), turn]
+    plain = tokenizer.encode("hi<turn>", special=False)
+    assert turn not in plain and tokenizer.decode(plain) == "hi<turn>"
+    assert tokenizer.encode_chat([{"role": "user", "content": "a<turn>"}]).count(turn) == 1
+
+
 def test_lone_surrogates_do_not_crash():
     for tokenizer in ALL:
         assert tokenizer.decode(tokenizer.encode("a\ud800b", bos=False)).startswith("a")
@@ -171,6 +203,7 @@ def test_lone_surrogates_do_not_crash():
         (vocabularies.byte_level_files() | {"tokenizer_config.json": b"[1]"}, "tokenizer_config.json"),
         (vocabularies.byte_level_files() | {"generation_config.json": b"nul"}, "generation_config.json"),
         (vocabularies.sentencepiece_files(added_tokens_decoder={"x": 1}), "added_tokens_decoder"),
+        (vocabularies.sentencepiece_files(added_tokens_decoder=[1]), "added_tokens_decoder"),
     ],
 )
 def test_damaged_files_are_refused_by_name(files, named):
