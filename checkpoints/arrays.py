@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlm.checkpoints.layout import Leaf, leaf_name, tree_leaves
 
+from jaxlm.checkpoints.layout import Leaf, leaf_name, tree_leaves
 from jaxlm.errors import CheckpointError
 
 Progress = Callable[[int, int, str], None]  # (bytes done, bytes in all, leaf name)

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxlm.checkpoints.layout import PARAMS
-
 from jaxlm.errors import CheckpointError
 
 

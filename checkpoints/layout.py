@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import ModelConfig
-from jaxlm.params import abstract_params, param_axes
+from jaxlm.params import abstract_params, declare
 
 PARAMS = "params"
 CHUNK_BYTES = 16 << 20  # Larger chunks cost memory while reading and writing, smaller ones cost files.
@@ -24,7 +24,7 @@ CUT_FIRST = ("vocab", "experts", "mlp", "heads", "kv_heads")
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array: dotted name, full shape, dtype name, shape of a chunk. A stacked one [R, ...] has a layer per index."""
+    """One array: dotted name, full shape, dtype name, shape of a chunk. Stacked: a layer per index [R, ...]."""
 
     name: str
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Leaf:
 
 def model_leaves(config: ModelConfig) -> dict[str, Leaf]:
     """The leaves of a model's parameters by name, in tree order."""
-    axes = jax.tree.leaves(param_axes(config), is_leaf=_is_axes)
+    axes = [param.axes for param in jax.tree.leaves(declare(config))]
     return tree_leaves(abstract_params(config), axes)
 
 
@@ -108,7 +108,3 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, axes: tuple[str, ...] = (
             parts *= 2
             chunk[axis] = -(-shape[axis] // parts)
     return tuple(chunk)
-
-
-def _is_axes(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) > 0 and all(isinstance(name, str) for name in value)

@@ -24,7 +24,6 @@ from jaxlm.checkpoints.files import (
     safe_name,
 )
 from jaxlm.checkpoints.layout import PARAMS, Leaf, model_leaves
-
 from jaxlm.config import ModelConfig, from_dict
 from jaxlm.errors import CheckpointError, ConfigError
 
@@ -90,12 +89,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     config = _read_config(folder, files)
     leaves = _stored_leaves(_field(data, "leaves", dict), model_leaves(config))
     _check_chunks(leaves, files)
-    tokenizer_files = tuple(_field(data, "tokenizer_files", list))
+    eos_ids, tokenizer_files = _items(data, "eos_ids", int), _items(data, "tokenizer_files", str)
     for name in tokenizer_files:
         if name not in files:
             raise CheckpointError(f"{folder / MANIFEST}: tokenizer file {name!r} is not among its files")
     return Checkpoint(
-        folder, config, leaves, files, _field(data, "source", str), tuple(_field(data, "eos_ids", list)),
+        folder, config, leaves, files, _field(data, "source", str), eos_ids,
         tokenizer_files, _field(data, "extra", dict),
     )  # fmt: skip
 
@@ -161,6 +160,13 @@ def _field(data: dict[str, Any], name: str, kind: type) -> Any:
     if not isinstance(data.get(name), kind):
         raise CheckpointError(f"{MANIFEST}: {name} is {data.get(name)!r:.80}; allowed: a {kind.__name__}")
     return data[name]
+
+
+def _items(data: dict[str, Any], name: str, kind: type) -> tuple[Any, ...]:
+    items = _field(data, name, list)
+    if not all(isinstance(item, kind) for item in items):
+        raise CheckpointError(f"{MANIFEST}: {name} is {items!s:.80}; allowed: a list of {kind.__name__}")
+    return tuple(items)
 
 
 def _file_info(name: str, info: Any) -> FileInfo:

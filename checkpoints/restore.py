@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax
+
 from jaxlm.checkpoints.arrays import Progress, restore_tree
 from jaxlm.checkpoints.layout import PARAMS, leaf_name
 from jaxlm.checkpoints.manifest import Checkpoint, verify_checkpoint
-
 from jaxlm.errors import CheckpointError, JaxlmError
 from jaxlm.params import Params, abstract_params
 

@@ -17,7 +17,6 @@ from typing import TextIO
 
 from jaxlm.checkpoints.files import FileInfo, sync_folder
 from jaxlm.checkpoints.manifest import JOURNAL, OLD_SUFFIX, PARTIAL_SUFFIX, is_checkpoint
-
 from jaxlm.errors import CheckpointError, JaxlmError
 
 Slice = tuple[str, int | None]  # Leaf name and layer; None is the whole leaf.

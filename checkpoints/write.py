@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+
 from jaxlm.checkpoints.arrays import Progress, create_array, create_tree, write_slice
 from jaxlm.checkpoints.files import FileInfo, hash_file, safe_name, sync_file, sync_folders, write_file
 from jaxlm.checkpoints.layout import PARAMS, Leaf, leaf_name, model_leaves
@@ -28,7 +29,6 @@ from jaxlm.checkpoints.manifest import (
     seal,
 )
 from jaxlm.checkpoints.workspace import Workspace, check_destination, open_workspace, publish
-
 from jaxlm.config import ModelConfig, to_dict
 from jaxlm.errors import CheckpointError
 from jaxlm.params import Params, abstract_params
