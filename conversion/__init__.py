@@ -4,7 +4,7 @@ What belongs here: readers and writers of foreign formats, the translation of th
 verification. What does not: anything that runs on the device (jaxlm/) and jaxlm's own files (checkpoints/).
 """
 
-from jaxlm.conversion.load import Loaded, config_for, iterate, load_params, load_source
+from jaxlm.conversion.load import Loaded, config_for, layer_tensors, load_params, load_source
 from jaxlm.conversion.source import Source, open_source
 
-__all__ = ["Loaded", "Source", "config_for", "iterate", "load_params", "load_source", "open_source"]
+__all__ = ["Loaded", "Source", "config_for", "layer_tensors", "load_params", "load_source", "open_source"]

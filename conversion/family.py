@@ -88,3 +88,15 @@ def translated(family: Family, fields: Fields) -> ModelConfig:
     config = family.translate(fields)
     fields.finish(family.harmless, family.neutral)
     return config
+
+
+def described(
+    family: Family, config: ModelConfig, eos_ids: tuple[int, ...] = (), bos_ids: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """A config.json for a model that came without one; {} where the family cannot describe it."""
+    if family.describe is None:
+        return {}
+    eos = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids) or None
+    ids = {"bos_token_id": bos_ids[0] if bos_ids else None, "eos_token_id": eos}
+    head = {"model_type": family.model_types[0], "architectures": [family.architectures[0]]}
+    return {**head, **ids, "torch_dtype": config.dtype, **family.describe(config)}

@@ -42,7 +42,10 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 

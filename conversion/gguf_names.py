@@ -32,21 +32,41 @@ FIELDS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
+# rope.scaling.* -> keys of rope_scaling. Others keep their name, which no kind of scaling reads.
+SCALING = {
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 # gguf's tensor names -> leaves of the parameter tree, the weight and the bias of each.
 TARGETS = {
     "token_embd": ("embed.table", ""),
-    "output": ("lm_head.table", ""),
+    "token_embd_norm": ("embed.norm.scale", "embed.norm.bias"),
+    "position_embd": ("embed.positions", ""),
+    "output": ("lm_head.table", "lm_head.bias"),
     "output_norm": ("final_norm.scale", "final_norm.bias"),
     "blk.{bid}.attn_norm": ("attn_norm.scale", "attn_norm.bias"),
     "blk.{bid}.attn_q": ("attn.q", "attn.q_bias"),
     "blk.{bid}.attn_k": ("attn.k", "attn.k_bias"),
     "blk.{bid}.attn_v": ("attn.v", "attn.v_bias"),
     "blk.{bid}.attn_output": ("attn.o", "attn.o_bias"),
+    "blk.{bid}.attn_q_norm": ("attn.q_norm.scale", "attn.q_norm.bias"),
+    "blk.{bid}.attn_k_norm": ("attn.k_norm.scale", "attn.k_norm.bias"),
+    "blk.{bid}.attn_sinks": ("attn.sinks", ""),
     "blk.{bid}.post_attention_norm": ("attn_post_norm.scale", "attn_post_norm.bias"),
     "blk.{bid}.ffn_norm": ("ffn_norm.scale", "ffn_norm.bias"),
     "blk.{bid}.ffn_gate": ("ffn.gate", "ffn.gate_bias"),
     "blk.{bid}.ffn_up": ("ffn.up", "ffn.up_bias"),
     "blk.{bid}.ffn_down": ("ffn.down", "ffn.down_bias"),
+    "blk.{bid}.ffn_gate_inp": ("ffn.router.weight", "ffn.router.bias"),
+    "blk.{bid}.exp_probs_b": ("", "ffn.router.correction"),
+    "blk.{bid}.ffn_gate_exps": ("ffn.experts.gate", "ffn.experts.gate_bias"),
+    "blk.{bid}.ffn_up_exps": ("ffn.experts.up", "ffn.experts.up_bias"),
+    "blk.{bid}.ffn_down_exps": ("ffn.experts.down", "ffn.experts.down_bias"),
+    "blk.{bid}.ffn_gate_shexp": ("ffn.shared.gate", ""),
+    "blk.{bid}.ffn_up_shexp": ("ffn.shared.up", ""),
+    "blk.{bid}.ffn_down_shexp": ("ffn.shared.down", ""),
+    "blk.{bid}.ffn_gate_inp_shexp": ("ffn.shared_gate", ""),
     "blk.{bid}.post_ffw_norm": ("ffn_post_norm.scale", "ffn_post_norm.bias"),
 }
 # Tensors that hold settings rather than weights, and the field under which a family's `translate` finds them.
@@ -58,16 +78,20 @@ SETTINGS = {
 MAX_SETTINGS = 65536
 
 
-def gguf_rows(arch: str, transforms: Mapping[str, Transform] | None = None) -> tuple[Row, ...]:
+def gguf_rows(
+    arch: str,
+    transforms: Mapping[str, Transform] | None = None,
+    targets: Mapping[str, tuple[str, str]] | None = None,
+) -> tuple[Row, ...]:
     """The rows of every tensor that the gguf package knows of an architecture and that `TARGETS` gives a meaning.
 
-    transforms: target -> how its array is stored, where not as it is.
+    transforms: target -> how its array is stored, where not as it is. targets: entries that differ from `TARGETS`.
     """
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    how, rows = transforms or {}, []
+    how, meanings, rows = transforms or {}, {**TARGETS, **(targets or {})}, []
     for kind in gguf.MODEL_TENSORS[number]:
         name = gguf.TENSOR_NAMES[kind]
-        for target, suffix in zip(TARGETS.get(name, ()), (".weight", ".bias"), strict=False):
+        for target, suffix in zip(meanings.get(name, ()), (".weight", ".bias"), strict=False):
             if target:
                 rows.append(Row(target, name.replace("{bid}", "{i}") + suffix, how.get(target, Same())))
     return tuple(rows)
@@ -113,12 +137,11 @@ def _scaling(own: dict[str, Any]) -> dict[str, Any]:
     if old is not None:
         entries = {"type": "linear", "factor": old, **entries}
     kind = entries.get("type")
-    if kind in (None, "none"):
-        # Without a kind nothing is scaled, whatever the rest says.
+    if kind == "none" or not entries:
         return {}
-    if "original_context_length" in entries:
-        entries["original_max_position_embeddings"] = entries.pop("original_context_length")
-    return {"rope_scaling": entries}
+    if kind is None:
+        return {f"rope.scaling.{name}": value for name, value in entries.items()}
+    return {"rope_scaling": {SCALING.get(name, name): value for name, value in entries.items()}}
 
 
 def _head_width(own: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

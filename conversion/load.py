@@ -1,5 +1,8 @@
 """Loading: one stacked leaf after another, tensor by tensor, so that memory holds the model and little else."""
 
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +37,7 @@ class Loaded:
 def load_source(path: str | Path, dtype: str | None = None, progress: Progress | None = None) -> Loaded:
     """Open and load a Hugging Face folder or a GGUF file. Errors as in `open_source` and `load_params`."""
     source = open_source(path)
-    return Loaded(config_for(source, dtype), load_params(source, dtype, progress), source)
+    return Loaded(*load_params(source, dtype, progress), source)
 
 
 def config_for(source: Source, dtype: str | None = None) -> ModelConfig:
@@ -49,42 +52,63 @@ def load_params(
     dtype: str | None = None,
     progress: Progress | None = None,
     put: Callable[[np.ndarray], Any] = jax.device_put,
-) -> Params:
-    """The parameter tree of `config_for(source, dtype)`.
+) -> tuple[ModelConfig, Params]:
+    """`config_for(source, dtype)` and its parameter tree.
 
     Each leaf is filled in host memory, aligned so that `put` need not copy it on a CPU, then handed to `put`.
     progress is called with (bytes read, bytes to read). Raises CheckpointError if a file is cut off, if a tied head
     differs from the embeddings, or if a value does not fit float16.
     """
+    config = config_for(source, dtype)
+    check_copies(source)
+    shapes = {path: param.shape for path, param in leaves(config).items()}
+    left = Counter(slot.path for step in source.plan for slot in step.slots)
     done: dict[plan.Path, Any] = {}
     buffers: dict[plan.Path, np.ndarray] = {}
-    config = config_for(source, dtype)
-    shapes = {path: param.shape for path, param in leaves(config).items()}
-    left = _slices(source.plan)
-    for step in _read_order(source, progress):
+    read_bytes, total = 0, sum(source.tensors[n].nbytes for step in source.plan for n in step.sources)
+    for step in source.plan:
         for slot in step.slots:
             if slot.path not in buffers:
                 buffers[slot.path] = aligned_empty(shapes[slot.path], jnp.dtype(config.dtype))
-        _fill(source, step, buffers)
-        for slot in step.slots:
-            left[slot.path] -= 1
-            if not left[slot.path]:
-                done[slot.path] = put(buffers.pop(slot.path))
+        _fill(source, step, [buffers[slot.path][slot.index] for slot in step.slots])
+        left.subtract(slot.path for slot in step.slots)
+        for path in [slot.path for slot in step.slots if not left[slot.path]]:
+            done[path] = put(buffers.pop(path))
+        read_bytes += sum(source.tensors[name].nbytes for name in step.sources)
+        if progress:
+            progress(read_bytes, total)
     ordered = iter([done[path] for path in shapes])
-    return jax.tree.map(lambda _: next(ordered), declare(config), is_leaf=lambda leaf: isinstance(leaf, Param))
+    return config, jax.tree.map(lambda _: next(ordered), declare(config), is_leaf=lambda leaf: isinstance(leaf, Param))
 
 
-def iterate(source: Source, dtype: str | None = None, progress: Progress | None = None) -> Iterator[
-    tuple[plan.Path, tuple[int, ...], np.ndarray]
-]:
-    """(leaf path, index into the leaf, array in the asked dtype) for every slice, all of a leaf's slices in one run.
+def layer_tensors(
+    source: Source, dtype: str | None = None
+) -> Iterator[tuple[str, int | None, Callable[[], np.ndarray]]]:
+    """(dotted leaf name, layer within a stacked leaf or None, a function that reads that slice in the asked dtype).
 
-    Rows that fill several leaves at once yield them in turns. One source tensor is in memory at a time.
+    All layers of a leaf come in one run; leaves that share a tensor of the file come in turns. Memory holds what the
+    function just called returned, and nothing when it was not called.
     """
     wanted = jnp.dtype(config_for(source, dtype).dtype)
-    for step in _read_order(source, progress):
-        for slot, array in zip(step.slots, _decode(source, step), strict=True):
-            yield slot.path, slot.index, _cast(array, np.empty(array.shape, wanted), step)
+    check_copies(source)
+    for (_, layer), group in itertools.groupby(source.plan, lambda s: (s.slots[0].path, s.slots[0].index[:1])):
+        steps = tuple(group)
+        make = functools.cache(functools.partial(_layer, source, steps, wanted))
+        for slot in steps[0].slots:
+            yield plan.dotted(slot.path), layer[0] if layer else None, functools.partial(_pick, make, slot.path)
+
+
+def _pick(make: Callable[[], dict[plan.Path, np.ndarray]], path: plan.Path) -> np.ndarray:
+    return make()[path]
+
+
+def _layer(source: Source, steps: tuple[Step, ...], dtype: np.dtype) -> dict[plan.Path, np.ndarray]:
+    """What some steps of one layer fill, by leaf."""
+    shapes = {path: param.shape for path, param in leaves(source.config).items()}
+    buffers = {s.path: aligned_empty(shapes[s.path][len(s.index[:1]) :], dtype) for s in steps[0].slots}
+    for step in steps:
+        _fill(source, step, [buffers[slot.path][slot.index[1:]] for slot in step.slots])
+    return buffers
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -95,28 +119,14 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _slices(steps: tuple[Step, ...]) -> dict[plan.Path, int]:
-    counts: dict[plan.Path, int] = {}
-    for step in steps:
-        for slot in step.slots:
-            counts[slot.path] = counts.get(slot.path, 0) + 1
-    return counts
-
-
-def _read_order(source: Source, progress: Progress | None) -> Iterator[Step]:
-    """The steps one by one, reporting each as read when the next is asked for. Tied copies are compared first."""
+def check_copies(source: Source) -> None:
+    """Refuse a tied model whose file holds a head that differs from the embeddings."""
     for head, embedding in source.copies:
         _check_copy(source.tensors[head], source.tensors[embedding])
-    total, read_bytes = sum(source.tensors[n].nbytes for step in source.plan for n in step.sources), 0
-    for step in source.plan:
-        yield step
-        read_bytes += sum(source.tensors[name].nbytes for name in step.sources)
-        if progress:
-            progress(read_bytes, total)
 
 
-def _fill(source: Source, step: Step, buffers: dict[plan.Path, np.ndarray]) -> None:
-    parts = [buffers[slot.path][slot.index] for slot in step.slots]
+def _fill(source: Source, step: Step, parts: list[np.ndarray]) -> None:
+    """Read the step's tensors into `parts`, the slices that its slots name; without a copy where nothing changes."""
     infos = [source.tensors[name] for name in step.sources]
     if isinstance(step.transform, Same) and all(i.dtype == p.dtype for i, p in zip(infos, parts, strict=True)):
         for info, part in zip(infos, parts, strict=True):
@@ -131,16 +141,15 @@ def _decode(source: Source, step: Step) -> list[np.ndarray]:
     return step.transform.decode([read_raw(i) if i.dtype is None else read(i) for i in infos], step.params)
 
 
-def _cast(array: np.ndarray, out: np.ndarray, step: Step) -> np.ndarray:
+def _cast(array: np.ndarray, out: np.ndarray, step: Step) -> None:
     """Copy into `out`, to its dtype; refused where a finite value would become infinite."""
     if array.dtype == out.dtype or out.dtype != np.float16:
         np.copyto(out, array, casting="unsafe")
-        return out
+        return
     with np.errstate(over="ignore"):
         np.copyto(out, array.astype(np.float32, copy=False), casting="unsafe")
     if not np.isfinite(out).all() and np.isfinite(array.astype(np.float32, copy=False)).all():
         raise CheckpointError(f"tensor {step.sources[0]!r} has values beyond 65504, the largest float16")
-    return out
 
 
 def _check_copy(head: TensorInfo, embedding: TensorInfo) -> None:

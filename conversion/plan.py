@@ -49,6 +49,11 @@ class Step:
         return self.transform.shapes(self.params)
 
 
+def dotted(path: Path) -> str:
+    """A leaf's name as people write it: "segments.0.0.attn.q"."""
+    return ".".join(map(str, path))
+
+
 def leaves(config: ModelConfig) -> dict[Path, Param]:
     """Every leaf of the parameter tree by its path, stacked as it is kept."""
     return _flatten(declare(config))
@@ -81,7 +86,7 @@ def _flatten(tree: Any) -> dict[Path, Param]:
 def _places(config: ModelConfig) -> Iterator[tuple[dict[str, Slot], bool, int]]:
     """(the slots of one layer or of what surrounds the layers by dotted name, whether a layer, its number)."""
     flat = leaves(config)
-    yield {".".join(map(str, p)): Slot(p, (), param) for p, param in flat.items() if p[0] != "segments"}, False, 0
+    yield {dotted(p): Slot(p, (), param) for p, param in flat.items() if p[0] != "segments"}, False, 0
     number = 0
     for s, segment in enumerate(config.segments):
         units: list[dict[Path, Param]] = [{} for _ in segment.unit]
@@ -90,7 +95,7 @@ def _places(config: ModelConfig) -> Iterator[tuple[dict[str, Slot], bool, int]]:
                 units[int(path[2])][path] = Param(param.shape[1:], param.axes[1:], param.init)
         for repeat in range(segment.repeat):
             for unit in units:
-                yield {".".join(map(str, p[3:])): Slot(p, (repeat,), a) for p, a in unit.items()}, True, number
+                yield {dotted(p[3:]): Slot(p, (repeat,), a) for p, a in unit.items()}, True, number
                 number += 1
 
 

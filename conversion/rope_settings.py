@@ -6,10 +6,20 @@
 What the file says beats any default; two spellings that disagree are refused.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxlm.config import FactorScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec
+from jaxlm.config import (
+    DynamicScaling,
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from jaxlm.conversion.fields import Fields
 from jaxlm.errors import ConfigError
 
@@ -77,6 +87,10 @@ def _linear(block: Fields, c: Fields, max_positions: int) -> LinearScaling:
     return LinearScaling(block.number("factor"))
 
 
+def _dynamic(block: Fields, c: Fields, max_positions: int) -> DynamicScaling:
+    return DynamicScaling(block.number("factor"), max_positions)
+
+
 def _llama3(block: Fields, c: Fields, max_positions: int) -> Llama3Scaling:
     return Llama3Scaling(
         factor=block.number("factor"),
@@ -86,35 +100,81 @@ def _llama3(block: Fields, c: Fields, max_positions: int) -> Llama3Scaling:
     )
 
 
-def _longrope(block: Fields, c: Fields, max_positions: int) -> FactorScaling:
-    """Only the case of equal factors at every length, which is `FactorScaling`."""
+def _yarn(block: Fields, c: Fields, max_positions: int) -> YarnScaling:
+    original = original_positions(block, c, max_positions)
+    factor = block.number("factor", max_positions / original)
+    scales = [block.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    grown = [_mscale(factor, scale) for scale in scales] if all(scales) else [_mscale(factor, 1.0), 1.0]
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=block.number("attention_factor", grown[0] / grown[1]),
+        beta_fast=block.number("beta_fast", 32.0),
+        beta_slow=block.number("beta_slow", 1.0),
+        truncate=block.flag("truncate", True),
+    )
+
+
+def _mscale(factor: float, scale: float) -> float:
+    """How much attention is sharpened for a context grown by `factor` (YaRN, equation 22)."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(block: Fields, c: Fields, max_positions: int) -> LongRopeScaling | FactorScaling:
+    original = original_positions(block, c, max_positions)
+    factor = block.number("factor", max_positions / original)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    attention = block.number("attention_factor", grown)
     short, long = block.numbers("short_factor"), block.numbers("long_factor")
-    block.seen.update(("factor", "original_max_position_embeddings"))
-    if short != long or block.number("attention_factor", None) != 1.0:
-        raise block.error("rope_type", "for longrope: short_factor equal to long_factor, attention_factor 1.0")
-    return FactorScaling(short)
+    if short == long and attention == 1.0:
+        return FactorScaling(short)  # What a GGUF file's own tensor of divisors becomes on export.
+    return LongRopeScaling(short, long, original, attention)
+
+
+def _proportional(block: Fields, c: Fields, max_positions: int) -> LinearScaling | None:
+    """Which lanes turn is `RopeSpec.angles`, from `rotary_fraction`; the rest is plain interpolation."""
+    factor = block.number("factor", 1.0)
+    return None if factor == 1.0 else LinearScaling(factor)
 
 
 SCALINGS: dict[str, Callable[[Fields, Fields, int], RopeScaling | None]] = {
     "default": _default,
     "linear": _linear,
+    "dynamic": _dynamic,
     "llama3": _llama3,
+    "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 
-def describe_rope(spec: RopeSpec, max_positions: int) -> dict[str, Any]:
-    """The `rope_parameters` object that `read_rope` turns into this spec."""
-    match spec.scaling:
-        case None:
-            scaling: dict[str, Any] = {"rope_type": "default"}
+def describe_rope(spec: RopeSpec, max_positions: int, head_dim: int) -> dict[str, Any]:
+    """The fields that `read_rope` turns into this spec, in the older and in the newer spelling."""
+    scaling = describe_scaling(spec.scaling, max_positions)
+    older = {"rope_scaling": scaling} if spec.scaling else {}
+    partial = {"partial_rotary_factor": spec.dims / head_dim} if spec.dims not in (0, head_dim) else {}
+    newer = {"rope_theta": spec.theta, **partial, **scaling}
+    return {"rope_theta": spec.theta, **partial, "rope_parameters": newer, **older}
+
+
+def describe_scaling(scaling: RopeScaling | None, max_positions: int) -> dict[str, Any]:
+    original = "original_max_position_embeddings"
+    match scaling:
         case LinearScaling(factor):
-            scaling = {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor, low, high, original):
-            scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
-            scaling["original_max_position_embeddings"] = original
+            return {"rope_type": "linear", "factor": factor}
+        case DynamicScaling(factor, _):
+            return {"rope_type": "dynamic", "factor": factor}
+        case Llama3Scaling(factor, low, high, positions):
+            bounds = {"low_freq_factor": low, "high_freq_factor": high}
+            return {"rope_type": "llama3", "factor": factor, **bounds, original: positions}
+        case YarnScaling(factor, positions, attention, fast, slow, truncate):
+            rest = {"attention_factor": attention, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+            return {"rope_type": "yarn", "factor": factor, original: positions, **rest}
+        case LongRopeScaling(short, long, positions, attention):
+            both = {"short_factor": list(short), "long_factor": list(long)}
+            return {"rope_type": "longrope", **both, "attention_factor": attention, original: positions}
         case FactorScaling(factors):
             both = {"short_factor": list(factors), "long_factor": list(factors)}
-            scaling = {"rope_type": "longrope", **both, "attention_factor": 1.0}
-            scaling["original_max_position_embeddings"] = max_positions
-    return {"rope_theta": spec.theta, **scaling}
+            return {"rope_type": "longrope", **both, "attention_factor": 1.0, original: max_positions}
+        case None:
+            return {"rope_type": "default"}

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxlm.config import ModelConfig
 from jaxlm.conversion import families, folder
-from jaxlm.conversion.family import Family, Row, translated
+from jaxlm.conversion.family import Family, Row, described, translated
 from jaxlm.conversion.fields import Fields
 from jaxlm.conversion.gguf_names import SETTINGS, architecture, gguf_config
 from jaxlm.conversion.gguf_reader import read_gguf
@@ -28,7 +28,8 @@ class Source:
     """A checkpoint of others, opened and found complete.
 
     config.dtype is that of the file. tensors describes what the plan's steps read; copies holds pairs of tensors that
-    must be equal, (a tied head, the embeddings). original is config.json, or the GGUF metadata without its lists.
+    must be equal, (a tied head, the embeddings). original is config.json: as published, or as it would be for a GGUF
+    file ({} for a family that cannot say). metadata is that of a GGUF file.
     """
 
     path: Path
@@ -94,7 +95,7 @@ def _open_gguf(path: Path) -> Source:
     plan, copies = _plan(config, family.gguf_rows, tensors, (*family.ignored, *SETTINGS))
     config = replace(config, dtype=stored_dtype(plan, tensors))
     eos = tuple(dict.fromkeys(i for key in END_IDS for i in _ids(metadata.get(key))))
-    original = {key: value for key, value in metadata.items() if not isinstance(value, list)}
+    original = described(family, config, eos, _ids(metadata.get("tokenizer.ggml.bos_token_id")))
     return Source(path, "gguf", family, config, plan, tensors, copies, original, eos, metadata)
 
 

@@ -61,8 +61,7 @@ def heads(c: Fields, kv_default: int | None = None) -> dict[str, Any]:
 def describe(config: ModelConfig) -> dict[str, Any]:
     """The fields of config.json that families with Llama's field names share; layers are taken to be like the first."""
     layer = config.layers[0]
-    attention: AttentionSpec = layer.attention
-    ffn: FFNSpec = layer.ffn
+    attention, ffn = attention_of(layer), ffn_of(layer)
     fields = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -77,6 +76,17 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
     }
     if attention.rope:
-        rope = describe_rope(attention.rope, config.max_positions)
-        fields |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+        fields |= describe_rope(attention.rope, config.max_positions, attention.head_dim)
     return fields
+
+
+def attention_of(layer: LayerSpec) -> AttentionSpec:
+    """The layer's attention, which is of the common kind in the families that call this."""
+    assert isinstance(layer.attention, AttentionSpec)
+    return layer.attention
+
+
+def ffn_of(layer: LayerSpec) -> FFNSpec:
+    """The layer's dense FFN."""
+    assert isinstance(layer.ffn, FFNSpec)
+    return layer.ffn

@@ -1,6 +1,7 @@
 """Tiny checkpoints as others publish them, written by the tests: Hugging Face folders and GGUF files."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,13 @@ NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]], seed: int, norm: float = 1.0) -> dict[str, np.ndarray]:
-    """float32 weights that depend on seed, name and shape alone: norms around `norm`, biases away from 0, matrices 1/sqrt(in)."""
+    """float32 weights from seed, name and shape alone: norms around `norm`, biases around 0, matrices about 1/sqrt(in)."""
     return {name: random_weight(name, tuple(shape), seed, norm) for name, shape in shapes.items()}
 
 
 def random_weight(name: str, shape: tuple[int, ...], seed: int, norm: float) -> np.ndarray:
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
-    if "norm" in name and name.endswith("weight") or name.endswith((".ln_1.weight", ".ln_2.weight", ".ln_f.weight")):
+    if re.search(r"(norm[^.]*|\bln\w*)\.weight$", name):
         values = norm + 0.2 * values
     elif len(shape) < 2:
         values = 0.5 * values
@@ -30,7 +31,7 @@ def random_weight(name: str, shape: tuple[int, ...], seed: int, norm: float) -> 
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a file by the format's rules alone, so that reading is tested against something else than its own library."""
+    """A file written by the format's rules alone."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     blobs, end = [], 0
     for name, array in tensors.items():
@@ -75,7 +76,10 @@ def save_gguf(
     kinds: Mapping[str, str] | None = None,
     alignment: int = 32,
 ) -> Path:
-    """A GGUF file written by the gguf package. metadata without the architecture's prefix; kinds: tensor -> block type."""
+    """A GGUF file written by the gguf package.
+
+    metadata goes without the architecture's prefix. kinds: tensor -> block type, where it is not stored as it is.
+    """
     writer = gguf.GGUFWriter(path, arch)
     if alignment != 32:
         writer.add_custom_alignment(alignment)

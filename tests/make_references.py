@@ -24,7 +24,7 @@ def names_and_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "np") as file:
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return shapes
 
 

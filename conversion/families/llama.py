@@ -24,7 +24,8 @@ def translate(c: Fields) -> ModelConfig:
 
 def describe(config: ModelConfig) -> dict[str, Any]:
     layer = config.layers[0]
-    return standard.describe(config) | {"attention_bias": layer.attention.qkv_bias, "mlp_bias": layer.ffn.bias}
+    biases = {"attention_bias": standard.attention_of(layer).qkv_bias, "mlp_bias": standard.ffn_of(layer).bias}
+    return standard.describe(config) | biases
 
 
 def gguf_fields(metadata: Mapping[str, Any], tensors: frozenset[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def translate(c: Fields) -> ModelConfig:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    return standard.describe(config) | {"sliding_window": config.layers[0].attention.window or None}
+    return standard.describe(config) | {"sliding_window": standard.attention_of(config.layers[0]).window or None}
 
 
 # GGUF files of these models say that they are llama.

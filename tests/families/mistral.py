@@ -14,10 +14,11 @@ BASE = {
     "max_position_embeddings": 64,
     "sliding_window": None,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 
 CASES = (
-    Case("no_window", BASE),
     Case("window", BASE | {"sliding_window": 5}, seed=1),
-    Case("tied_linear", BASE | {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    Case("no_window", BASE),
+    Case("tied_linear", BASE | {"tie_word_embeddings": True, "rope_parameters": LINEAR}, seed=2),
     Case("head_dim_absent", {**BASE, "head_dim": None, "sliding_window": 4096}, seed=3),
 )
