@@ -10,6 +10,7 @@ from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpe
 from jaxlm.errors import JaxlmError
 from jaxlm.ffn import ffn
 from jaxlm.generate import Generation, Model, generate, stream
+from jaxlm.load import convert, load
 from jaxlm.model import decode_step, embed, forward, lm_head, prefill
 from jaxlm.params import init_params, unstack
 from jaxlm.sample import sample
@@ -26,6 +27,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "attention",
+    "convert",
     "decode_step",
     "embed",
     "ffn",
@@ -34,6 +36,7 @@ __all__ = [
     "init_cache",
     "init_params",
     "lm_head",
+    "load",
     "prefill",
     "sample",
     "stream",

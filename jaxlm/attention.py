@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.cache import KV
-from jaxlm.config import AttentionSpec
+from jaxlm.config import AttentionSpec, LatentAttentionSpec, QueryScaling
 from jaxlm.linear import add_bias, project
+from jaxlm.norm import norm
 from jaxlm.rope import rope
 
 HIDDEN = -1e30  # A finite stand-in for minus infinity: a row with no visible key must not turn to NaN.
@@ -27,56 +28,152 @@ class Past(NamedTuple):
 def attention(
     params: dict[str, Any],
     x: jax.Array,
-    spec: AttentionSpec,
+    spec: AttentionSpec | LatentAttentionSpec,
     positions: jax.Array | None = None,
     past: Past | None = None,
+    context: jax.Array | None = None,
 ) -> tuple[jax.Array, KV]:
-    """softmax(q k^T * scale) v, causal, with rotary positions (Vaswani et al. 2017; Ainslie et al. 2023 for groups).
+    """softmax(q k^T * scale) v, causal (Vaswani et al. 2017; Ainslie et al. 2023 for groups), or the latent form.
 
-    x [B,T,D]; positions int32 [B,T], default 0..T-1 -> (output [B,T,D] in x's dtype, the new keys and values
-    [B,T,K,h]).
+    x [B,T,D]; positions int32 [B,T], default 0..T-1; context int32 [B]: how long each row is in all (see `rope`)
+    -> (output [B,T,D] in x's dtype, the new keys and values [B,T,K,h]).
     """
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
+    if context is None:
+        context = jnp.max(positions, axis=1) + 1
+    if isinstance(spec, LatentAttentionSpec):
+        return latent_attention(params, x, spec, positions, past, context)
+    return grouped_attention(params, x, spec, positions, past, context)
+
+
+def grouped_attention(
+    params: dict[str, Any],
+    x: jax.Array,
+    spec: AttentionSpec,
+    positions: jax.Array,
+    past: Past | None,
+    context: jax.Array,
+) -> tuple[jax.Array, KV]:
+    """Keys and values per head or group of heads."""
     q = add_bias(project("BTD,HhD->BTHh", x, params["q"]), params.get("q_bias"))
     k = add_bias(project("BTD,KhD->BTKh", x, params["k"]), params.get("k_bias"))
     v = add_bias(project("BTD,KhD->BTKh", x, params["v"]), params.get("v_bias"))
+    if spec.clip:
+        q, k, v = (jnp.clip(a, -spec.clip, spec.clip) for a in (q, k, v))
+    if spec.qk_norm and not spec.qk_norm_after_rope:
+        q, k = norm_heads(params, q, "q_norm", spec), norm_heads(params, k, "k_norm", spec)
     if spec.rope:
-        q, k = rope(q, positions, spec.rope), rope(k, positions, spec.rope)
-    new = Past(KV(k, v), positions)
-    parts = [new] if past is None or past.positions.shape[1] == 0 else [past, new]
-    attended = attend(q, positions, parts, spec)
-    return add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias")), KV(k, v)
+        q, k = rope(q, positions, spec.rope, context), rope(k, positions, spec.rope, context)
+    if spec.qk_norm and spec.qk_norm_after_rope:
+        q, k = norm_heads(params, q, "q_norm", spec), norm_heads(params, k, "k_norm", spec)
+    if spec.v_norm:
+        v = norm(params.get("v_norm", {}), v, spec.v_norm)
+    if spec.query_scaling:
+        q = scale_queries(q, positions, spec.query_scaling)
+    kv = KV(k, v)
+    attended = attend(q, positions, parts_of(past, kv, positions), spec, params.get("sinks"))
+    return add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias")), kv
 
 
-def attend(q: jax.Array, positions: jax.Array, parts: list[Past], spec: AttentionSpec) -> jax.Array:
-    """Each query's mix of the values of all parts. q [B,T,H,h] -> [B,T,H,h], same dtype; softmax in float32."""
+def latent_attention(
+    params: dict[str, Any],
+    x: jax.Array,
+    spec: LatentAttentionSpec,
+    positions: jax.Array,
+    past: Past | None,
+    context: jax.Array,
+) -> tuple[jax.Array, KV]:
+    """The latent is the one key and value of all heads; what would widen it is moved to the queries and the output.
+
+    q.(U c) = (q U).c for the key's up-projection U, and likewise for the value (DeepSeek-V2, section 2.1.2).
+    """
+    q_input = x
+    if spec.q_rank:
+        q_latent = add_bias(project("BTD,QD->BTQ", x, params["q_down"]), params.get("q_down_bias"))
+        q_input = norm(params["q_norm"], q_latent, spec.norm)
+    q = project("BTD,HhD->BTHh", q_input, params["q_up" if spec.q_rank else "q"])
+    down = add_bias(project("BTD,CD->BTC", x, params["kv_down"]), params.get("kv_down_bias"))
+    latent = norm(params["kv_norm"], down[..., : spec.kv_rank], spec.norm)
+    key_lanes = rope(down[:, :, None, spec.kv_rank :], positions, spec.rope, context)
+    query_lanes = rope(q[..., spec.nope_dim :], positions, spec.rope, context)
+    absorbed = project("BTHh,HhC->BTHC", q[..., : spec.nope_dim], params["k_up"])
+    queries = jnp.concatenate([absorbed, query_lanes], axis=-1)
+    if spec.query_scaling:
+        queries = scale_queries(queries, positions, spec.query_scaling)
+    kv = KV(jnp.concatenate([latent[:, :, None, :], key_lanes], axis=-1), None)
+    plain = AttentionSpec(spec.num_heads, 1, spec.kv_rank + spec.rope_dim, rope=None, scale=spec.softmax_scale)
+    mixed = attend(queries, positions, parts_of(past, kv, positions), plain)[..., : spec.kv_rank]
+    values = project("BTHC,HhC->BTHh", mixed, params["v_up"])
+    return add_bias(project("BTHh,DHh->BTD", values, params["o"]), params.get("o_bias")), kv
+
+
+def norm_heads(params: dict[str, Any], heads: jax.Array, name: str, spec: AttentionSpec) -> jax.Array:
+    """Queries or keys [B,T,H,h], normalised per head or over all heads."""
+    assert spec.qk_norm
+    return norm(params.get(name, {}), heads, spec.qk_norm, axes=2 if spec.qk_norm_over == "full" else 1)
+
+
+def scale_queries(q: jax.Array, positions: jax.Array, scaling: QueryScaling) -> jax.Array:
+    """q [B,T,H,h] times 1 + beta * log(1 + floor((position + shift) / original))."""
+    steps = jnp.floor((positions + scaling.shift).astype(jnp.float32) / scaling.original)
+    factor = 1.0 + scaling.beta * jnp.log1p(steps)
+    return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
+
+
+def parts_of(past: Past | None, new: KV, positions: jax.Array) -> list[Past]:
+    """What the queries may look at: the past, if there is any, and the new keys and values."""
+    here = Past(new, positions)
+    return [here] if past is None or past.positions.shape[1] == 0 else [past, here]
+
+
+def attend(
+    q: jax.Array, positions: jax.Array, parts: list[Past], spec: AttentionSpec, sinks: jax.Array | None = None
+) -> jax.Array:
+    """Each query's mix of the values of all parts. q [B,T,H,h], sinks [H] -> [B,T,H,h]; softmax in float32."""
     grouped = q.reshape(*q.shape[:2], spec.num_kv_heads, -1, spec.head_dim)
-    masks = [visible(positions, part.positions, spec.window) for part in parts]
-    scores = [score(grouped, part.kv.k, mask, spec) for part, mask in zip(parts, masks, strict=True)]
-    highest = jnp.max(jnp.stack([jnp.max(s, axis=-1, keepdims=True) for s in scores]), axis=0)
-    weights = [jnp.exp(s - highest) for s in scores]
+    scores = [score(grouped, part, positions, spec) for part in parts]
+    highest = jnp.max(jnp.stack([jnp.max(s, axis=-1) for s in scores]), axis=0)
+    if sinks is not None:
+        sink = sinks.astype(jnp.float32).reshape(1, spec.num_kv_heads, -1, 1)
+        highest = jnp.maximum(highest, sink)
+    weights = [jnp.exp(s - highest[..., None]) for s in scores]
     total = jnp.sum(jnp.stack([jnp.sum(w, axis=-1) for w in weights]), axis=0)
-    mixed = [mix(w, part) for w, part in zip(weights, parts, strict=True)]
-    summed = jnp.sum(jnp.stack(mixed), axis=0) / jnp.moveaxis(total, -1, 1)[..., None]
+    if sinks is not None:
+        total = total + jnp.exp(sink - highest)
+    mixed = jnp.sum(jnp.stack([mix(w, part) for w, part in zip(weights, parts, strict=True)]), axis=0)
+    summed = mixed / jnp.moveaxis(total, -1, 1)[..., None]
     return summed.astype(q.dtype).reshape(q.shape)
 
 
-def visible(queries: jax.Array, keys: jax.Array, window: int) -> jax.Array:
-    """Whether each query may see each key: one that is there, not ahead, within the window. bool [B,T,S]."""
-    ahead = queries[:, :, None] - keys[:, None, :]
-    seen = (keys[:, None, :] >= 0) & (ahead >= 0)
-    return seen & (ahead < window) if window else seen
+def score(q: jax.Array, part: Past, positions: jax.Array, spec: AttentionSpec) -> jax.Array:
+    """Scaled scores in float32, hidden where masked. q [B,T,K,G,h], keys [B,S,K,h] -> [B,K,G,T,S]."""
+    k = part.kv.k.astype(q.dtype)
+    scores = jnp.einsum("BTKGh,BSKh->BKGTS", q, k, preferred_element_type=jnp.float32) * spec.softmax_scale
+    if spec.softcap:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    ahead = positions[:, :, None] - part.positions[:, None, :]
+    if spec.alibi:
+        slopes = jnp.asarray(spec.alibi, jnp.float32).reshape(1, spec.num_kv_heads, -1, 1, 1)
+        scores = scores - slopes * ahead[:, None, None, :, :].astype(jnp.float32)
+    seen = visible(positions, part.positions, spec)
+    return jnp.where(seen[:, None, None, :, :], scores, HIDDEN)
 
 
-def score(q: jax.Array, k: jax.Array, mask: jax.Array, spec: AttentionSpec) -> jax.Array:
-    """Scaled scores in float32, hidden where masked: q [B,T,K,G,h], k [B,S,K,h] -> [B,K,G,T,S]."""
-    raw = jnp.einsum("BTKGh,BSKh->BKGTS", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
-    return jnp.where(mask[:, None, None, :, :], raw * spec.softmax_scale, HIDDEN)
+def visible(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Array:
+    """Whether each query may see each key: one that is there, not ahead, within reach. [B,T], [B,S] -> bool [B,T,S]."""
+    queries, keys = queries[:, :, None], keys[:, None, :]
+    seen = (keys >= 0) & (keys <= queries)
+    if spec.window:
+        seen &= queries - keys < spec.window
+    if spec.chunk:
+        seen &= queries // spec.chunk == keys // spec.chunk
+    return seen
 
 
 def mix(weights: jax.Array, part: Past) -> jax.Array:
-    """Values summed by weight, in float32: [B,K,G,T,S] -> [B,T,K,G,h]."""
+    """Values summed by weight, in float32: [B,K,G,T,S] -> [B,T,K,G,h]. Keys serve as values where there are none."""
+    values = part.kv.k if part.kv.v is None else part.kv.v
     # An empty slot may hold anything, NaN included, and 0 * NaN is NaN.
-    v = jnp.where(part.positions[:, :, None, None] >= 0, part.kv.v, jnp.zeros_like(part.kv.v))
-    return jnp.einsum("BKGTS,BSKh->BTKGh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    values = jnp.where(part.positions[:, :, None, None] >= 0, values, jnp.zeros_like(values))
+    return jnp.einsum("BKGTS,BSKh->BTKGh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)

@@ -14,15 +14,17 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxlm.config import AttentionSpec, ModelConfig
+from jaxlm.config import AttentionSpec, LatentAttentionSpec, ModelConfig
 from jaxlm.errors import RequestError
+
+Attention = AttentionSpec | LatentAttentionSpec
 
 
 class KV(NamedTuple):
-    """Keys and values, each [..., S, K, h]."""
+    """Keys and values, each [..., S, K, h]. v None: the keys serve as values too, as a latent does."""
 
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
 
 
 @struct.dataclass
@@ -40,8 +42,11 @@ def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None)
             raise RequestError(f"init_cache: {name} is {value!r}; allowed: an integer of at least 1")
     dtype = jnp.dtype(config.dtype if dtype is None else dtype)
 
-    def empty(spec: AttentionSpec, repeat: int) -> KV:
-        shape = (repeat, batch, slots_needed(spec, max_len), spec.num_kv_heads, spec.head_dim)
+    def empty(spec: Attention, repeat: int) -> KV:
+        slots = slots_needed(spec, max_len)
+        if isinstance(spec, LatentAttentionSpec):
+            return KV(jnp.zeros((repeat, batch, slots, 1, spec.kv_rank + spec.rope_dim), dtype), None)
+        shape = (repeat, batch, slots, spec.num_kv_heads, spec.head_dim)
         return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     layers = tuple(tuple(empty(layer.attention, s.repeat) for layer in s.unit) for s in config.segments)
@@ -50,9 +55,9 @@ def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None)
 
 def grow(cache: KVCache, config: ModelConfig, max_len: int) -> KVCache:
     """The same cache with room for `max_len` tokens a row. Rings that have their whole window stay as they are."""
-    def pad(spec: AttentionSpec, kv: KV) -> KV:
+    def pad(spec: Attention, kv: KV) -> KV:
         more = slots_needed(spec, max_len) - kv.k.shape[2]
-        return KV(*(jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))) for a in kv))
+        return jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))), kv)
 
     layers = tuple(
         tuple(pad(spec.attention, kv) for spec, kv in zip(segment.unit, kvs, strict=True))
@@ -61,9 +66,9 @@ def grow(cache: KVCache, config: ModelConfig, max_len: int) -> KVCache:
     return KVCache(layers, cache.lengths)
 
 
-def slots_needed(spec: AttentionSpec, max_len: int) -> int:
+def slots_needed(spec: Attention, max_len: int) -> int:
     """How many positions a layer can still be asked about, of `max_len`."""
-    return min(spec.window, max_len) if spec.window else max_len
+    return min(spec.reach, max_len) if spec.reach else max_len
 
 
 def capacity(cache: KVCache, config: ModelConfig) -> int | None:
@@ -72,7 +77,7 @@ def capacity(cache: KVCache, config: ModelConfig) -> int | None:
         kv.k.shape[2]
         for segment, layers in zip(config.segments, cache.layers, strict=True)
         for spec, kv in zip(segment.unit, layers, strict=True)
-        if not spec.attention.window or kv.k.shape[2] < spec.attention.window
+        if not spec.attention.reach or kv.k.shape[2] < spec.attention.reach
     ]
     return min(limits, default=None)
 

@@ -6,160 +6,76 @@ embeddings), never of model families. Whatever is contradictory or out of range 
 
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from jaxlm.errors import ConfigError
+from jaxlm.spec import (
+    AttentionSpec,
+    DynamicScaling,
+    FactorScaling,
+    FFNSpec,
+    LatentAttentionSpec,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    MoESpec,
+    NormSpec,
+    QueryScaling,
+    RopeScaling,
+    RopeSpec,
+    RouterSpec,
+    YarnScaling,
+    check,
+    check_choice,
+    check_count,
+    check_number,
+)
+
+__all__ = [
+    "AttentionSpec", "DynamicScaling", "FFNSpec", "FactorScaling", "LatentAttentionSpec", "LayerSpec",
+    "LearnedPositions", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "MoESpec", "ModelConfig", "NormSpec",
+    "QueryScaling", "RopeScaling", "RopeSpec", "RouterSpec", "Segment", "YarnScaling",
+]  # fmt: skip
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-
-
-def _check(ok: bool, where: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ConfigError(f"{where} is {value!r}; allowed: {allowed}")
-
-
-def _check_count(where: str, value: object, least: int = 1) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    _check(ok, where, value, f"an integer of at least {least}")
-
-
-def _check_number(where: str, value: object, least: float = 0.0) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > least
-    _check(ok, where, value, f"a finite number above {least:g}")
-
-
-@dataclass(frozen=True)
-class NormSpec:
-    """RMSNorm ("rms", Zhang & Sennrich 2019) or LayerNorm ("layer", Ba et al. 2016)."""
-
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float = 1e-5
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self.kind in ("rms", "layer"), "NormSpec.kind", self.kind, "rms, layer")
-        _check_number("NormSpec.eps", self.eps, least=-1e-30)
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023)."""
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check_number("LinearScaling.factor", self.factor)
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """The Llama 3.1 rule: low frequencies divided by `factor`, high ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
-
-    def __post_init__(self) -> None:
-        _check_number("Llama3Scaling.factor", self.factor)
-        _check_number("Llama3Scaling.low_freq_factor", self.low_freq_factor)
-        ok = self.high_freq_factor > self.low_freq_factor
-        _check(ok, "Llama3Scaling.high_freq_factor", self.high_freq_factor, "a number above low_freq_factor")
-        _check_count("Llama3Scaling.original_max_positions", self.original_max_positions)
-
-
-@dataclass(frozen=True)
-class FactorScaling:
-    """Each frequency i divided by `factors[i]`, as files that store the divisors themselves do."""
-
-    factors: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for i, factor in enumerate(self.factors):
-            _check_number(f"FactorScaling.factors[{i}]", factor)
-
-
-RopeScaling = LinearScaling | Llama3Scaling | FactorScaling
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding (Su et al. 2021) over all lanes of a head, lane i paired with lane i + h/2."""
-
-    theta: float = 10000.0
-    scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        _check_number("RopeSpec.theta", self.theta)
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Causal self-attention. num_kv_heads = num_heads is MHA, 1 is MQA, between is GQA (Ainslie et al. 2023).
-
-    rope None means no positions. window W > 0 lets a query see itself and the W - 1 tokens before it; 0 is no limit.
-    scale None means head_dim ** -0.5.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope: RopeSpec | None = field(default_factory=RopeSpec)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    window: int = 0
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            _check_count(f"AttentionSpec.{name}", getattr(self, name))
-        _check_count("AttentionSpec.window", self.window, least=0)
-        ok = self.num_heads % self.num_kv_heads == 0
-        _check(ok, "AttentionSpec.num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
-        ok = self.rope is None or self.head_dim % 2 == 0
-        _check(ok, "AttentionSpec.head_dim", self.head_dim, "an even number when rope is on")
-        if self.rope and isinstance(self.rope.scaling, FactorScaling):
-            factors = len(self.rope.scaling.factors)
-            _check(factors == self.head_dim // 2, "FactorScaling.factors has length", factors, f"{self.head_dim // 2}")
-        if self.scale is not None:
-            _check_number("AttentionSpec.scale", self.scale)
-
-    @property
-    def softmax_scale(self) -> float:
-        """What the scores q.k are multiplied by."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
-
-
-@dataclass(frozen=True)
-class FFNSpec:
-    """Gated: down(act(gate(x)) * up(x)) (Shazeer 2020). Not gated: down(act(up(x)))."""
-
-    intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    gated: bool = True
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        _check_count("FFNSpec.intermediate_size", self.intermediate_size)
-        _check(self.activation in ACTIVATIONS, "FFNSpec.activation", self.activation, ", ".join(ACTIVATIONS))
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One block: x + post(attention(pre(x))), then x + post(ffn(pre(x))); pre and post are norms or nothing."""
+    """One block: x + post(attention(pre(x))), then x + post(ffn(pre(x))); pre and post are norms or nothing.
 
-    attention: AttentionSpec
-    ffn: FFNSpec
+    parallel: both work on x, and the results are added: x + attention(pre(x)) + ffn(pre(x)); with shared_norm one pre
+    serves both. residual_scale multiplies what each branch adds.
+    """
+
+    attention: AttentionSpec | LatentAttentionSpec
+    ffn: FFNSpec | MoESpec
     norm: NormSpec = field(default_factory=NormSpec)
     pre_norm: bool = True
     post_norm: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    residual_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.pre_norm or self.post_norm, "LayerSpec.pre_norm", self.pre_norm, "True unless post_norm is")
+        check(self.pre_norm or self.post_norm, "LayerSpec.pre_norm", self.pre_norm, "True unless post_norm is")
+        ok = not self.shared_norm or (self.parallel and self.pre_norm)
+        check(ok, "LayerSpec.shared_norm", self.shared_norm, "False unless parallel and pre_norm")
+        check_number("LayerSpec.residual_scale", self.residual_scale)
+
+
+@dataclass(frozen=True)
+class LearnedPositions:
+    """A learned vector per position, added to the embedding: row position + offset of a table of `count` rows."""
+
+    count: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("LearnedPositions.count", self.count)
+        check_count("LearnedPositions.offset", self.offset, least=0)
 
 
 @dataclass(frozen=True)
@@ -177,6 +93,8 @@ class ModelConfig:
     hidden_size is D, vocab_size V. tie_embeddings: the head reuses the embedding table (one leaf).
     dtype is that of parameters and activations; precision is the `jax.lax.Precision` of every matrix product.
     max_positions is the longest context that the model was made for.
+    embed_scale multiplies embeddings, rounded to dtype first. embed_norm normalises them. head_bias: a bias per logit.
+    Logits are multiplied by logit_scale; then, with logit_softcap c > 0, they become c * tanh(logit / c).
     """
 
     vocab_size: int
@@ -187,13 +105,26 @@ class ModelConfig:
     max_positions: int = 2048
     dtype: str = "float32"
     precision: str = "default"
+    embed_scale: float = 1.0
+    embed_norm: NormSpec | None = None
+    positions: LearnedPositions | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_positions"):
-            _check_count(f"ModelConfig.{name}", getattr(self, name))
-        _check(len(self.layers) > 0, "ModelConfig.layers", self.layers, "at least one LayerSpec")
-        _check(self.dtype in DTYPES, "ModelConfig.dtype", self.dtype, ", ".join(DTYPES))
-        _check(self.precision in PRECISIONS, "ModelConfig.precision", self.precision, ", ".join(PRECISIONS))
+            check_count(f"ModelConfig.{name}", getattr(self, name))
+        for name in ("embed_scale", "logit_scale"):
+            check_number(f"ModelConfig.{name}", getattr(self, name))
+        check_number("ModelConfig.logit_softcap", self.logit_softcap, above=-1e-30)
+        ok = len(self.layers) > 0 and all(isinstance(layer, LayerSpec) for layer in self.layers)
+        check(ok, "ModelConfig.layers", self.layers, "a tuple of at least one LayerSpec")
+        check_choice("ModelConfig.dtype", self.dtype, DTYPES)
+        check_choice("ModelConfig.precision", self.precision, PRECISIONS)
+        if self.positions:
+            room = self.positions.count - self.positions.offset
+            check(self.max_positions <= room, "ModelConfig.max_positions", self.max_positions, f"up to {room} rows")
         # Dispatch of a jitted function hashes its static arguments on every call.
         values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
         object.__setattr__(self, "_hash", hash(values))
@@ -227,8 +158,14 @@ def find_segments(layers: tuple[LayerSpec, ...]) -> tuple[Segment, ...]:
     return best[-1][1]
 
 
-SPECS = {c.__name__: c for c in (NormSpec, LinearScaling, Llama3Scaling, FactorScaling, RopeSpec, AttentionSpec,
-                                 FFNSpec, LayerSpec, ModelConfig)}  # fmt: skip
+SPECS = {
+    spec.__name__: spec
+    for spec in (
+        NormSpec, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, LongRopeScaling, FactorScaling, RopeSpec,
+        QueryScaling, AttentionSpec, LatentAttentionSpec, FFNSpec, RouterSpec, MoESpec, LayerSpec, LearnedPositions,
+        ModelConfig,
+    )
+}  # fmt: skip
 
 
 def to_dict(spec: Any) -> Any:

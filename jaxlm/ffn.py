@@ -12,24 +12,48 @@ from jaxlm.linear import add_bias, project
 def ffn(params: dict[str, Any], x: jax.Array, spec: FFNSpec) -> jax.Array:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate. x [B,T,D] -> [B,T,D], same dtype."""
     up = add_bias(project("BTD,FD->BTF", x, params["up"]), params.get("up_bias"))
-    if spec.gated:
-        gate = add_bias(project("BTD,FD->BTF", x, params["gate"]), params.get("gate_bias"))
-        inner = activate(gate, spec.activation) * up
-    else:
-        inner = activate(up, spec.activation)
+    gate = add_bias(project("BTD,FD->BTF", x, params["gate"]), params.get("gate_bias")) if spec.gated else None
+    inner = activate(up, gate, params, spec)
     return add_bias(project("BTF,DF->BTD", inner, params["down"]), params.get("down_bias"))
 
 
-def activate(x: jax.Array, name: str) -> jax.Array:
-    """SiLU (Elfwing et al. 2017), GELU, exact or by tanh (Hendrycks & Gimpel 2016), or ReLU; computed in float32."""
-    wide = x.astype(jnp.float32)
+def activate(up: jax.Array, gate: jax.Array | None, params: dict[str, Any], spec: FFNSpec) -> jax.Array:
+    """What goes into `down`: act(gate) * (up + offset), or act(up). [..., F] -> the same; in float32 inside."""
+    wide = up.astype(jnp.float32)
+    if spec.clamp:
+        wide = jnp.clip(wide, -spec.clamp, spec.clamp)
+    if gate is None:
+        return activation(wide, params, spec.activation).astype(up.dtype)
+    opened = gate.astype(jnp.float32)
+    if spec.clamp:
+        opened = jnp.minimum(opened, spec.clamp)
+    return (activation(opened, params, spec.activation) * (wide + spec.up_offset)).astype(up.dtype)
+
+
+def activation(x: jax.Array, params: dict[str, Any], name: str) -> jax.Array:
+    """SiLU (Elfwing et al. 2017), GELU exact, by tanh or by sigmoid(1.702 x) (Hendrycks & Gimpel 2016), ReLU, ReLU^2
+    (So et al. 2021) or xIELU (Huang & Schlag 2024). float32 -> float32, same shape."""
     match name:
         case "silu":
-            return jax.nn.silu(wide).astype(x.dtype)
+            return jax.nn.silu(x)
         case "gelu":
-            return jax.nn.gelu(wide, approximate=False).astype(x.dtype)
+            return jax.nn.gelu(x, approximate=False)
         case "gelu_tanh":
-            return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
+            return jax.nn.gelu(x, approximate=True)
+        case "quick_gelu":
+            return x * jax.nn.sigmoid(1.702 * x)
         case "relu":
-            return jax.nn.relu(wide).astype(x.dtype)
+            return jax.nn.relu(x)
+        case "relu2":
+            return jnp.square(jax.nn.relu(x))
+        case "xielu":
+            return xielu(x, params["alpha_p"], params["alpha_n"])
     raise ValueError(f"activation is {name!r}")
+
+
+def xielu(x: jax.Array, alpha_p: jax.Array, alpha_n: jax.Array, beta: float = 0.5, eps: float = -1e-6) -> jax.Array:
+    """x > 0: a_p x^2 + beta x, else a_n (exp(min(x, eps)) - 1 - x) + beta x, with a_p = softplus(alpha_p) and
+    a_n = beta + softplus(alpha_n); alpha_p and alpha_n [1]."""
+    positive, negative = (jax.nn.softplus(a.astype(jnp.float32)[0]) for a in (alpha_p, alpha_n))
+    below = (jnp.expm1(jnp.minimum(x, eps)) - x) * (beta + negative)
+    return jnp.where(x > 0, positive * jnp.square(x), below) + beta * x

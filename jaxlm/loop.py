@@ -87,6 +87,7 @@ def prefill_chunk(
     params: Params,
     tokens: jax.Array,
     counts: jax.Array,
+    context: jax.Array,
     cache: KVCache,
     last: jax.Array,
     config: ModelConfig,
@@ -94,9 +95,10 @@ def prefill_chunk(
 ) -> tuple[jax.Array, KVCache]:
     """Carry each row on by its first `counts` [B] tokens; last [B,D] keeps each row's latest hidden state.
 
-    Only the first `read` slots of the cache are looked at; they must hold all that was written.
+    context [B] is the length of each row's whole prompt. Only the first `read` slots of the cache are looked at; they
+    must hold all that was written.
     """
-    x, cache = extend(params, tokens, cache, config, counts, read)
+    x, cache = extend(params, tokens, cache, config, counts, read, context)
     newest = jnp.take_along_axis(x, (counts - 1)[:, None, None], axis=1, mode="clip")[:, 0]
     return jnp.where((counts > 0)[:, None], newest, last), cache
 
@@ -144,14 +146,15 @@ def start(params: Params, config: ModelConfig, prompts: list[list[int]], setting
         seen[row, ids] = True
     cache = init_cache(config, len(prompts), slots)
     last = jnp.zeros((len(prompts), config.hidden_size), jnp.dtype(config.dtype))
-    done, longest = 0, max(len(p) for p in prompts)
+    context = np.array([len(p) for p in prompts], np.int32)
+    done, longest = 0, int(context.max())
     while done < longest:
         width = next((c for c in CHUNKS if c >= longest - done), CHUNKS[-1])
         pieces = [p[done : done + width] for p in prompts]
         tokens = np.array([piece + [0] * (width - len(piece)) for piece in pieces], np.int32)
         counts = np.array([len(piece) for piece in pieces], np.int32)
         read = min(ladder(done, CHUNKS[-1]), slots) if done else 0
-        last, cache = prefill_chunk(params, tokens, counts, cache, last, config, read)
+        last, cache = prefill_chunk(params, tokens, counts, context, cache, last, config, read)
         done += width
     return first_token(params, last, cache, jnp.asarray(seen), settings, config)
 

@@ -10,42 +10,80 @@ import numpy as np
 
 from jaxlm.attention import Past, attention
 from jaxlm.cache import KV, KVCache, capacity, slot_positions, write
-from jaxlm.config import LayerSpec, ModelConfig, Segment
+from jaxlm.config import LayerSpec, ModelConfig, MoESpec, Segment
 from jaxlm.errors import JaxlmTypeError, RequestError
 from jaxlm.ffn import ffn
-from jaxlm.linear import project
+from jaxlm.linear import add_bias, project
+from jaxlm.moe import moe
 from jaxlm.norm import norm
 from jaxlm.params import Params
 
 
-def embed(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """The table's row for each id. int32 [B,T] -> [B,T,D] in the table's dtype; NaN for an id that the table lacks."""
-    table = params["embed"]["table"]
-    return table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+def embed(
+    params: Params, tokens: jax.Array, config: ModelConfig, positions: jax.Array | None = None
+) -> jax.Array:
+    """The table's row for each id, times embed_scale, plus the position's row and normalised where the model has that.
+
+    tokens int32 [B,T], positions int32 [B,T], default 0..T-1 -> [B,T,D] in the table's dtype; NaN for an id that the
+    table lacks.
+    """
+    x = rows_of(params["embed"]["table"], tokens)
+    if config.embed_scale != 1.0:
+        x = x * jnp.asarray(config.embed_scale, x.dtype)
+    if config.positions:
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
+        x = x + rows_of(params["embed"]["positions"], positions + config.positions.offset)
+    return norm(params["embed"]["norm"], x, config.embed_norm) if config.embed_norm else x
+
+
+def rows_of(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """table [N,D], rows int32 [B,T] -> [B,T,D]; NaN for a row that is not there."""
+    return table.at[rows].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def block(
-    params: Params, x: jax.Array, spec: LayerSpec, positions: jax.Array, past: Past | None = None
+    params: Params,
+    x: jax.Array,
+    spec: LayerSpec,
+    positions: jax.Array,
+    past: Past | None = None,
+    context: jax.Array | None = None,
 ) -> tuple[jax.Array, KV]:
     """x + attention, then x + ffn, with the norms before or after each that the layer has. [B,T,D] -> [B,T,D]."""
-    def normed(name: str, value: jax.Array) -> jax.Array:
-        return norm(params[name], value, spec.norm) if name in params else value
+    def before(name: str, value: jax.Array) -> jax.Array:
+        return norm(params.get(name, {}), value, spec.norm) if spec.pre_norm else value
 
-    attended, kv = attention(params["attn"], normed("attn_norm", x), spec.attention, positions, past)
-    x = x + normed("attn_post_norm", attended)
-    worked = ffn(params["ffn"], normed("ffn_norm", x), spec.ffn)
-    return x + normed("ffn_post_norm", worked), kv
+    def after(name: str, value: jax.Array) -> jax.Array:
+        value = norm(params.get(name, {}), value, spec.norm) if spec.post_norm else value
+        return value if spec.residual_scale == 1.0 else value * jnp.asarray(spec.residual_scale, value.dtype)
+
+    normed = before("attn_norm", x)
+    attended, kv = attention(params["attn"], normed, spec.attention, positions, past, context)
+    branch = after("attn_post_norm", attended)
+    if not spec.shared_norm:
+        normed = before("ffn_norm", x if spec.parallel else x + branch)
+    if isinstance(spec.ffn, MoESpec):
+        worked = moe(params["ffn"], normed, spec.ffn)
+    else:
+        worked = ffn(params["ffn"], normed, spec.ffn)
+    return x + branch + after("ffn_post_norm", worked), kv
 
 
 def lm_head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
     """The final norm, then a score for every id of the vocabulary. [..., D] -> float32 [..., V]."""
     table = params["embed" if config.tie_embeddings else "lm_head"]["table"]
-    normed = norm(params["final_norm"], x, config.final_norm)
-    return project("...D,VD->...V", normed, table, jnp.float32)
+    normed = norm(params.get("final_norm", {}), x, config.final_norm)
+    logits = project("...D,VD->...V", normed, table, jnp.float32)
+    if config.head_bias:
+        logits = add_bias(logits, params["lm_head"]["bias"])
+    if config.logit_scale != 1.0:
+        logits = logits * config.logit_scale
+    return config.logit_softcap * jnp.tanh(logits / config.logit_softcap) if config.logit_softcap else logits
 
 
 def run_segment(
-    params: Any, x: jax.Array, segment: Segment, positions: jax.Array, past: tuple[Past, ...] | None
+    params: Any, x: jax.Array, segment: Segment, positions: jax.Array, past: tuple[Past, ...] | None, context: jax.Array
 ) -> tuple[jax.Array, Any]:
     """All repeats of a unit: a scan where parameters are stacked, a loop where they are a list (`unstack`).
 
@@ -57,7 +95,7 @@ def run_segment(
         new = []
         for j, spec in enumerate(segment.unit):
             seen = Past(cached[j], past[j].positions) if past else None
-            x, kv = block(layers[j], x, spec, positions, seen)
+            x, kv = block(layers[j], x, spec, positions, seen, context)
             new.append(kv)
         return x, tuple(new) if past else None
 
@@ -72,12 +110,17 @@ def run_segment(
 
 
 def run_layers(
-    params: Params, x: jax.Array, positions: jax.Array, config: ModelConfig, past: tuple[Any, ...] | None = None
+    params: Params,
+    x: jax.Array,
+    positions: jax.Array,
+    context: jax.Array,
+    config: ModelConfig,
+    past: tuple[Any, ...] | None = None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """Every segment in turn. -> (x [B,T,D], the new KV per segment)."""
     new = []
     for i, segment in enumerate(config.segments):
-        x, kv = run_segment(params["segments"][i], x, segment, positions, past[i] if past else None)
+        x, kv = run_segment(params["segments"][i], x, segment, positions, past[i] if past else None, context)
         new.append(kv)
     return x, tuple(new)
 
@@ -86,29 +129,38 @@ def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past, ...], ...]:
     """Every layer's past: all slots, or the first `read` where those hold all that was written."""
     def past(kv: KV) -> Past:
         positions = slot_positions(cache.lengths, kv.k.shape[2])
-        return Past(KV(kv.k[:, :, :read], kv.v[:, :, :read]), positions[:, :read])
+        return Past(jax.tree.map(lambda a: a[:, :, :read], kv), positions[:, :read])
 
     return tuple(tuple(past(kv) for kv in layers) for layers in cache.layers)
 
 
 def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     """The last layer's output for whole sequences, before the final norm. int32 [B,T] -> [B,T,D]."""
-    x = embed(params, tokens, config)
-    positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
-    return run_layers(params, x, positions, config)[0]
+    batch, width = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], tokens.shape)
+    x = embed(params, tokens, config, positions)
+    return run_layers(params, x, positions, jnp.full((batch,), width, jnp.int32), config)[0]
 
 
 def extend(
-    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array, read: int | None = None
+    params: Params,
+    tokens: jax.Array,
+    cache: KVCache,
+    config: ModelConfig,
+    lengths: jax.Array,
+    read: int | None = None,
+    context: jax.Array | None = None,
 ) -> tuple[jax.Array, KVCache]:
     """Carry every row on by its first `lengths` [B] tokens of [B,T]. -> (hidden [B,T,D], cache).
 
     read: how many slots of the cache to look at, where the caller knows that the rest is empty; None is all.
+    context int32 [B]: how long each row is going to be before new tokens are chosen (see `rope`); None is by this call.
     A row that would not fit gives NaN: nothing is clamped or overwritten.
     """
-    x = embed(params, tokens, config)
-    positions = cache.lengths[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
-    x, new = run_layers(params, x, positions, config, read_past(cache, read))
+    positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    context = cache.lengths + lengths if context is None else jnp.maximum(context, cache.lengths + lengths)
+    x = embed(params, tokens, config, positions)
+    x, new = run_layers(params, x, positions, context, config, read_past(cache, read))
     limit = capacity(cache, config)
     if limit is not None:
         x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)

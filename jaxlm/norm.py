@@ -1,4 +1,4 @@
-"""Normalisation over the last axis, in float32 whatever the input's dtype."""
+"""Normalisation over the last axes, in float32 whatever the input's dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +6,25 @@ import jax.numpy as jnp
 from jaxlm.config import NormSpec
 
 
-def norm(params: dict[str, jax.Array], x: jax.Array, spec: NormSpec) -> jax.Array:
-    """RMSNorm, x / sqrt(mean(x^2) + eps) * scale, or LayerNorm, (x - mean) / sqrt(var + eps) * scale; + bias if any.
+def norm(params: dict[str, jax.Array], x: jax.Array, spec: NormSpec, axes: int = 1) -> jax.Array:
+    """RMSNorm, x / sqrt(mean(x^2) + eps), or LayerNorm, (x - mean) / sqrt(var + eps); times scale, plus bias, if any.
 
-    x [..., D] any float dtype -> the same shape and dtype.
+    x [..., D] any float dtype -> the same shape and dtype. Means run over the last `axes` axes. scale and bias have the
+    shape of trailing axes of x.
     """
+    over = tuple(range(-axes, 0))
     wide = x.astype(jnp.float32)
     if spec.kind == "layer":
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide - jnp.mean(wide, axis=over, keepdims=True)
     # eps may be 0: a zero vector must give zeros and finite gradients, hence the floor.
-    power = jnp.maximum(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + spec.eps, jnp.finfo(jnp.float32).tiny)
-    normed = (wide * jax.lax.rsqrt(power)).astype(x.dtype)
-    scaled = normed * _along_last(params["scale"], x)
-    return scaled + _along_last(params["bias"], x) if spec.bias else scaled
+    power = jnp.maximum(jnp.mean(jnp.square(wide), axis=over, keepdims=True) + spec.eps, jnp.finfo(jnp.float32).tiny)
+    normed = wide * jax.lax.rsqrt(power)
+    if spec.unit_offset:
+        return (normed * (1.0 + _trailing(params["scale"].astype(jnp.float32), x))).astype(x.dtype)
+    normed = normed.astype(x.dtype)
+    scaled = normed * _trailing(params["scale"].astype(x.dtype), x) if spec.scale else normed
+    return scaled + _trailing(params["bias"].astype(x.dtype), x) if spec.bias else scaled
 
 
-def _along_last(vector: jax.Array, x: jax.Array) -> jax.Array:
-    return jax.lax.broadcast_in_dim(vector.astype(x.dtype), x.shape, (x.ndim - 1,))
+def _trailing(weight: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.lax.broadcast_in_dim(weight, x.shape, tuple(range(x.ndim - weight.ndim, x.ndim)))

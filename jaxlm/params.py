@@ -15,7 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpec
+from jaxlm.config import (
+    AttentionSpec,
+    FFNSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelConfig,
+    MoESpec,
+    NormSpec,
+    RouterSpec,
+)
 
 Params = dict[str, Any]
 
@@ -41,31 +50,42 @@ def declare(config: ModelConfig) -> dict[str, Any]:
         ),
         "final_norm": norm_params(config.final_norm, width),
     }
-    if not config.tie_embeddings:
-        tree["lm_head"] = {"table": table}
-    return tree
+    if config.positions:
+        tree["embed"]["positions"] = Param((config.positions.count, width), ("positions", "embed"), 0.02)
+    if config.embed_norm:
+        tree["embed"]["norm"] = norm_params(config.embed_norm, width)
+    head = {} if config.tie_embeddings else {"table": table}
+    if config.head_bias:
+        head["bias"] = Param((config.vocab_size,), ("vocab",), "zeros")
+    return tree | {"lm_head": head} if head else tree
 
 
 def layer_params(spec: LayerSpec, width: int) -> dict[str, Any]:
     """The declarations of one block."""
-    tree: dict[str, Any] = {"attn": attention_params(spec.attention, width), "ffn": ffn_params(spec.ffn, width)}
+    attn, work = spec.attention, spec.ffn
+    tree: dict[str, Any] = {
+        "attn": latent_params(attn, width) if isinstance(attn, LatentAttentionSpec) else attention_params(attn, width),
+        "ffn": moe_params(work, width) if isinstance(work, MoESpec) else ffn_params(work, width),
+    }
+    names = []
     if spec.pre_norm:
-        tree |= {"attn_norm": norm_params(spec.norm, width), "ffn_norm": norm_params(spec.norm, width)}
+        names += ["attn_norm"] if spec.shared_norm else ["attn_norm", "ffn_norm"]
     if spec.post_norm:
-        tree |= {"attn_post_norm": norm_params(spec.norm, width), "ffn_post_norm": norm_params(spec.norm, width)}
-    return tree
+        names += ["attn_post_norm", "ffn_post_norm"]
+    return tree | {name: norm_params(spec.norm, width) for name in names}
 
 
-def norm_params(spec: NormSpec, width: int) -> dict[str, Param]:
-    tree = {"scale": Param((width,), ("embed",), "ones")}
-    return tree | {"bias": Param((width,), ("embed",), "zeros")} if spec.bias else tree
+def norm_params(spec: NormSpec, *shape: int, axes: tuple[str, ...] = ("embed",)) -> dict[str, Param]:
+    """scale and bias of the given shape, by default [D], as far as the norm has them."""
+    tree = {"scale": Param(shape, axes, "zeros" if spec.unit_offset else "ones")} if spec.scale else {}
+    return tree | {"bias": Param(shape, axes, "zeros")} if spec.bias else tree
 
 
-def attention_params(spec: AttentionSpec, width: int) -> dict[str, Param]:
+def attention_params(spec: AttentionSpec, width: int) -> dict[str, Any]:
     """q [H,h,D], k and v [K,h,D], o [D,H,h]; biases [H,h], [K,h], [K,h], [D]."""
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     kv = Param((kv_heads, head_dim, width), ("kv_heads", "head_dim", "embed"), width**-0.5)
-    tree = {
+    tree: dict[str, Any] = {
         "q": Param((heads, head_dim, width), ("heads", "head_dim", "embed"), width**-0.5),
         "k": kv,
         "v": kv,
@@ -74,6 +94,50 @@ def attention_params(spec: AttentionSpec, width: int) -> dict[str, Param]:
     if spec.qkv_bias:
         tree["q_bias"] = Param((heads, head_dim), ("heads", "head_dim"), "zeros")
         tree["k_bias"] = tree["v_bias"] = Param((kv_heads, head_dim), ("kv_heads", "head_dim"), "zeros")
+    if spec.out_bias:
+        tree["o_bias"] = Param((width,), ("embed",), "zeros")
+    if spec.sinks:
+        tree["sinks"] = Param((heads,), ("heads",), "zeros")
+    if spec.qk_norm:
+        norms = {"q_norm": (heads, "heads"), "k_norm": (kv_heads, "kv_heads")}
+        tree |= {name: qk_norm_params(spec, *size) for name, size in norms.items()}
+    if spec.v_norm:
+        tree["v_norm"] = norm_params(spec.v_norm, head_dim, axes=("head_dim",))
+    return {name: leaf for name, leaf in tree.items() if leaf != {}}
+
+
+def qk_norm_params(spec: AttentionSpec, heads: int, axis: str) -> dict[str, Param]:
+    """[h] shared by all heads, or [H,h]: a weight for every lane of every head."""
+    assert spec.qk_norm
+    if spec.qk_norm_over == "head":
+        return norm_params(spec.qk_norm, spec.head_dim, axes=("head_dim",))
+    return norm_params(spec.qk_norm, heads, spec.head_dim, axes=(axis, "head_dim"))
+
+
+def latent_params(spec: LatentAttentionSpec, width: int) -> dict[str, Any]:
+    """q [H,h,D] or q_down [Q,D], q_norm, q_up [H,h,Q]; kv_down [C+r,D], kv_norm, k_up [H,n,C], v_up [H,v,C]; o [D,H,v].
+
+    h = n + r: the lanes made from the latent, then the rotated ones; Q = q_rank, C = kv_rank, v = value_dim.
+    """
+    heads, rank, value_dim = spec.num_heads, spec.kv_rank, spec.value_dim
+    head_dim, latent_dim = spec.nope_dim + spec.rope_dim, spec.kv_rank + spec.rope_dim
+    q_width = spec.q_rank or width
+    q = Param((heads, head_dim, q_width), ("heads", "head_dim", "q_latent" if spec.q_rank else "embed"), q_width**-0.5)
+    tree: dict[str, Any] = {"q_up" if spec.q_rank else "q": q}
+    if spec.q_rank:
+        tree["q_down"] = Param((spec.q_rank, width), ("q_latent", "embed"), width**-0.5)
+        tree["q_norm"] = norm_params(spec.norm, spec.q_rank, axes=("q_latent",))
+    tree |= {
+        "kv_down": Param((latent_dim, width), ("latent", "embed"), width**-0.5),
+        "kv_norm": norm_params(spec.norm, rank, axes=("latent",)),
+        "k_up": Param((heads, spec.nope_dim, rank), ("heads", "head_dim", "latent"), rank**-0.5),
+        "v_up": Param((heads, value_dim, rank), ("heads", "head_dim", "latent"), rank**-0.5),
+        "o": Param((width, heads, value_dim), ("embed", "heads", "head_dim"), (heads * value_dim) ** -0.5),
+    }
+    if spec.qkv_bias:
+        tree["kv_down_bias"] = Param((latent_dim,), ("latent",), "zeros")
+        if spec.q_rank:
+            tree["q_down_bias"] = Param((spec.q_rank,), ("q_latent",), "zeros")
     if spec.out_bias:
         tree["o_bias"] = Param((width,), ("embed",), "zeros")
     return tree
@@ -88,7 +152,32 @@ def ffn_params(spec: FFNSpec, width: int) -> dict[str, Param]:
     if spec.bias:
         tree |= {f"{name}_bias": Param((inner,), ("mlp",), "zeros") for name in names}
         tree["down_bias"] = Param((width,), ("embed",), "zeros")
+    if spec.activation == "xielu":
+        tree |= {name: Param((1,), ("one",), "ones") for name in ("alpha_p", "alpha_n")}
     return tree
+
+
+def moe_params(spec: MoESpec, width: int) -> dict[str, Any]:
+    """router [E,D]; experts: the leaves of one FFN with a leading E axis; shared: an FFN."""
+    experts = spec.num_experts
+    tree: dict[str, Any] = {
+        "router": router_params(spec.router, experts, width),
+        "experts": _map(lambda p: _with_axis(p, experts, "experts"), ffn_params(spec.expert, width)),
+    }
+    if spec.shared:
+        tree["shared"] = ffn_params(spec.shared, width)
+    if spec.shared_gate:
+        tree["shared_gate"] = Param((1, width), ("one", "embed"), width**-0.5)
+    return tree
+
+
+def router_params(spec: RouterSpec, experts: int, width: int) -> dict[str, Any]:
+    """weight [E,D], with bias [E], correction [E], expert_scale [E] and norm [D] as the router has them."""
+    tree: dict[str, Any] = {"weight": Param((experts, width), ("experts", "embed"), width**-0.5)}
+    for name, init in (("bias", "zeros"), ("correction", "zeros"), ("expert_scale", "ones")):
+        if getattr(spec, name):
+            tree[name] = Param((experts,), ("experts",), init)
+    return tree | {"norm": norm_params(spec.norm, width)} if spec.norm else tree
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
@@ -125,7 +214,11 @@ def unstack(params: Params) -> Params:
 
 
 def _stacked(tree: Any, repeat: int) -> Any:
-    return _map(lambda p: Param((repeat, *p.shape), ("layers", *p.axes), p.init), tree)
+    return _map(lambda p: _with_axis(p, repeat, "layers"), tree)
+
+
+def _with_axis(param: Param, size: int, axis: str) -> Param:
+    return Param((size, *param.shape), (axis, *param.axes), param.init)
 
 
 def _is_param(leaf: object) -> bool:

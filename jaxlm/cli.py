@@ -1,0 +1,204 @@
+"""The command line: text to stdout, everything else to stderr; bad input is one line and exit code 2."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from jaxlm.checkpoints import DEFAULT
+from jaxlm.errors import JaxlmError, RequestError
+from jaxlm.load import convert, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 2 bad input, 130 interrupted."""
+    args = parser().parse_args(argv)
+    # A terminal that cannot show a character must not end the answer.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        args.run(args)
+        sys.stdout.flush()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has left, as `head` does. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (JaxlmError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"jaxlm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    common.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    top = argparse.ArgumentParser(
+        prog="jaxlm", description="Run open-weight language models in JAX.",
+        epilog="MODEL and SOURCE: a Hugging Face folder, a .gguf file, a jaxlm checkpoint, a known name or a hub id.",
+    )  # fmt: skip
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, parents=[common])
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("generate", run_generate, "Answer a prompt, streaming to stdout.")
+    add_model_flags(sub)
+    add_sampling_flags(sub)
+    sub.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    sub.add_argument("--json", action="store_true", help="print one JSON object instead of streaming text")
+    sub.add_argument("prompt", metavar="PROMPT", help='the prompt; "-" reads it from stdin')
+
+    sub = command("chat", run_chat, "Talk to a model; an empty line or Ctrl-D ends.")
+    add_model_flags(sub)
+    add_sampling_flags(sub)
+
+    sub = command("convert", run_convert, "Convert a checkpoint to a jaxlm checkpoint.")
+    sub.add_argument("source", metavar="SOURCE")
+    sub.add_argument("dest", metavar="DEST", help="the folder to make")
+    sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the source")
+    sub.add_argument("--force", action="store_true", help="replace DEST if it holds something")
+
+    sub = command("info", run_info, "Show config, sizes and memory needed, without loading weights.")
+    sub.add_argument("source", metavar="SOURCE")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    return top
+
+
+def add_model_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
+    sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the file")
+    sub.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+
+
+def add_sampling_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
+    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    sub.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 is off")
+    sub.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens that sum to P")
+    sub.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens of at least P times the best")
+    sub.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="1 (default) is off")
+    sub.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    sub.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    return {name: getattr(args, name) for name in names}
+
+
+def run_generate(args: argparse.Namespace) -> None:
+    from jaxlm.generate import generate, stream
+
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    model = load_model(args)
+    prompt = text if args.raw else chat_prompt(model, messages_of(args.system, text))
+    if args.json:
+        answer = generate(model, [prompt], **sampling(args))[0]
+        print(json.dumps(asdict(answer), ensure_ascii=False))
+        return
+    show(stream(model, prompt, **sampling(args)))
+
+
+def run_chat(args: argparse.Namespace) -> None:
+    from jaxlm.generate import stream
+
+    model = load_model(args)
+    messages = messages_of(args.system)
+    if model.tokenizer is None or model.tokenizer.chat_template is None:
+        raise RequestError(f"{args.model} has no chat template; use: jaxlm generate --raw")
+    while line := ask():
+        messages.append({"role": "user", "content": line})
+        answer = show(stream(model, chat_prompt(model, messages), **sampling(args)))
+        messages.append({"role": "assistant", "content": answer})
+
+
+def run_convert(args: argparse.Namespace) -> None:
+    with progress_bar("converting", args.quiet) as progress:
+        report = None if args.quiet else lambda line: print(line, file=sys.stderr)
+        convert(args.source, args.dest, dtype=args.dtype, force=args.force, progress=progress, report=report)
+    print(f"wrote {args.dest}", file=sys.stderr)
+
+
+def run_info(args: argparse.Namespace) -> None:
+    from jaxlm.info import describe, render
+
+    facts = describe(args.source)
+    print(json.dumps(facts, ensure_ascii=False) if args.json else render(facts))
+
+
+def load_model(args: argparse.Namespace) -> Any:
+    keep_compiled()
+    with progress_bar(f"loading {args.model}", args.quiet) as progress:
+        return load(args.model, dtype=args.dtype, progress=progress)
+
+
+def messages_of(system: str | None, *user: str) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [{"role": "user", "content": text} for text in user]
+
+
+def chat_prompt(model: Any, messages: list[dict[str, str]]) -> list[int] | str:
+    """The messages through the model's template; without one, a single user text as it is."""
+    if model.tokenizer is not None and model.tokenizer.chat_template is not None:
+        return model.tokenizer.encode_chat(messages)
+    if len(messages) > 1:
+        raise RequestError(f"{model.name} has no chat template, which --system needs")
+    return messages[0]["content"]
+
+
+def show(pieces: Iterator[str]) -> str:
+    """Print pieces as they come; -> the whole text."""
+    text = ""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        text += piece
+    print(flush=True)
+    return text
+
+
+def ask() -> str:
+    """One line from the user; empty at the end of input."""
+    print("> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs between runs, in JAX's persistent cache, unless the user has set one up."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "jaxlm", "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def progress_bar(label: str, quiet: bool) -> Iterator[Callable[..., None] | None]:
+    """A bar on stderr that takes (bytes done, bytes in all); nothing where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total, *_: bar.update(task, completed=done, total=total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""`load` and `convert`: whatever kind of checkpoint it is, a `Model` or a jaxlm checkpoint comes out."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxlm.checkpoints import (
+    DEFAULT,
+    is_checkpoint,
+    plan_write,
+    read_checkpoint,
+    resolve,
+    restore_params,
+    write_checkpoint,
+)
+from jaxlm.config import DTYPES
+from jaxlm.conversion import config_for, layer_tensors, load_params, open_source
+from jaxlm.errors import RequestError
+from jaxlm.generate import Model
+from jaxlm.tokenizer import Tokenizer
+
+Progress = Callable[..., None]  # (bytes done, bytes in all, ...)
+
+
+def load(
+    source: str | Path = DEFAULT,
+    *,
+    dtype: str | None = None,
+    mesh: Any = None,
+    quantize: str | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """A model ready to run, from a Hugging Face folder, a GGUF file, a jaxlm checkpoint, a known name or a hub id.
+
+    dtype: "float32", "bfloat16" or "float16"; None keeps the file's (float32 for what a GGUF file stores in blocks).
+    progress is called with the bytes done and the bytes in all. Raises CheckpointError, ConfigError or TokenizerError,
+    which name the file, tensor or field, for anything missing, damaged or not understood.
+    """
+    check_dtype(dtype)
+    if mesh is not None or quantize is not None:
+        raise RequestError("load: mesh and quantize are not supported yet; allowed: None")
+    path = resolve(source)
+    return (load_checkpoint if is_checkpoint(path) else load_foreign)(path, str(source), dtype, progress)
+
+
+def load_checkpoint(path: Path, name: str, dtype: str | None, progress: Progress | None) -> Model:
+    """From jaxlm's own format."""
+    checkpoint = read_checkpoint(path)
+    files = {file: checkpoint.read_file(file) for file in checkpoint.tokenizer_files}
+    tokenizer = Tokenizer.from_files(files) if files else None
+    config = dataclasses.replace(checkpoint.config, dtype=dtype or checkpoint.config.dtype)
+    params = restore_params(checkpoint, dtype=dtype, progress=progress)
+    return Model(config, params, tokenizer, all_eos_ids(tokenizer, checkpoint.eos_ids), name)
+
+
+def load_foreign(path: Path, name: str, dtype: str | None, progress: Progress | None) -> Model:
+    """From a Hugging Face folder or a GGUF file."""
+    source = open_source(path)
+    tokenizer = Tokenizer.from_files(source.tokenizer_files) if source.tokenizer_files else None
+    config, params = load_params(source, dtype, progress)
+    return Model(config, params, tokenizer, all_eos_ids(tokenizer, source.eos_ids), name)
+
+
+def all_eos_ids(tokenizer: Tokenizer | None, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Every id that any of the checkpoint's files names as an end."""
+    return tuple(dict.fromkeys((*(tokenizer.eos_ids if tokenizer else ()), *ids)))
+
+
+def convert(
+    source: str | Path,
+    dest: str | Path,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Path:
+    """Write a jaxlm checkpoint of a Hugging Face folder or a GGUF file, tensor by tensor; -> its folder.
+
+    Written beside `dest` and renamed when complete; run again after an interruption, it goes on where it stopped.
+    report is given one line on the memory and disk needed before anything is written. Raises CheckpointError for a
+    `dest` that holds something (unless force) and for what `load` refuses.
+    """
+    check_dtype(dtype)
+    path = resolve(source)
+    if is_checkpoint(path):
+        raise RequestError(f"{path} is a jaxlm checkpoint already; allowed: a Hugging Face folder or a .gguf file")
+    opened = open_source(path)
+    config = config_for(opened, dtype)
+    if opened.tokenizer_files:
+        Tokenizer.from_files(opened.tokenizer_files)  # A vocabulary that cannot be read is found before any work.
+    plan = plan_write(config)
+    if report:
+        report(f"needs {size(plan.disk_bytes)} of disk and {size(plan.largest_tensor_bytes)} of memory for a tensor")
+    checkpoint = write_checkpoint(
+        dest, config, layer_tensors(opened, dtype), tokenizer_files=opened.tokenizer_files,
+        source_config=opened.original or None, eos_ids=opened.eos_ids, source=str(source), source_paths=[path],
+        force=force, progress=progress,
+    )  # fmt: skip
+    return checkpoint.path
+
+
+def check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise RequestError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
+
+
+def size(nbytes: int) -> str:
+    """1234567 -> "1.2 MB"."""
+    amount, unit = float(nbytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 1000 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
