@@ -16,9 +16,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
 import jaxlm_cpu as kernels
+import numpy as np
 
 
 def stack(block: np.ndarray, layers: int, dtype=None) -> jax.Array:

@@ -35,7 +35,7 @@ std::vector<Part> split(const AttnJob& job, const int32_t* lengths, int64_t wind
 const float* floats(const ffi::AnyBuffer& buffer, Type type, float factor, float* out) {
   const int64_t count = buffer.element_count();
   if (type == Type::kF32 && factor == 1) return static_cast<const float*>(buffer.untyped_data());
-  kernels().pack_x(Format::kF32, type, buffer.untyped_data(), 1, count, out);
+  kernels().to_float(type, buffer.untyped_data(), count, out);
   for (int64_t i = 0; i < count; ++i) out[i] *= factor;
   return out;
 }
@@ -82,7 +82,7 @@ ffi::Error attention(ffi::AnyBuffer q, ffi::AnyBuffer k_new, ffi::AnyBuffer v_ne
   if (job.S == 0 && *std::max_element(n, n + job.B) > 0) return invalid("a row length is positive but the cache has no slots");
 
   static thread_local Scratch q_memory, k_memory, v_memory;
-  const int64_t room = job.B * job.H * job.h + kBlock;
+  const int64_t room = job.B * job.H * job.h;
   job.q = floats(q, q_type, scale, q_memory.get<float>(room));
   job.k_new = floats(k_new, new_type, 1, k_memory.get<float>(room));
   job.v_new = floats(v_new, new_type, 1, v_memory.get<float>(room));

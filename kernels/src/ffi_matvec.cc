@@ -76,27 +76,36 @@ void run(const std::vector<MatJob>& jobs) {
   auto task = [&](int64_t i) {
     const size_t j = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
     const int64_t n0 = (i - starts[j]) * rows[j], n1 = std::min(n0 + rows[j], jobs[j].N);
-    (jobs[j].xq ? kernels().matvec_int8 : kernels().matvec)(jobs[j], n0, n1);
+    (jobs[j].xq ? kernels().matvec_int : kernels().matvec)(jobs[j], n0, n1);
   };
   parallel_for(starts.back(), task);
 }
 
-const float* pack(Format format, Type type, const void* x, int64_t B, int64_t K) {
-  if (type == Type::kF32 && K % kBlock == 0 && format != Format::kBF16) return static_cast<const float*>(x);
-  static thread_local Scratch scratch;
-  float* out = scratch.get<float>(B * ((K + kBlock - 1) / kBlock * kBlock));
-  kernels().pack_x(format, type, x, B, K, out);
+// Where x has up to this many rows, three-byte integers are faster than float32 arithmetic.
+int64_t int_rows_limit(Format format) { return format == Format::kQ4 ? 2 : 1; }
+
+const float* floats(Type type, const void* x, int64_t count) {
+  if (type == Type::kF32) return static_cast<const float*>(x);
+  static thread_local Scratch memory;
+  float* out = memory.get<float>(count);
+  kernels().to_float(type, x, count, out);
   return out;
 }
 
-const QuantX* quantize(Format format, const float* x, int64_t B, int64_t K) {
-  static thread_local Scratch q, lanes, aux;
+const float* pack(Format format, const float* x, int64_t B, int64_t K) {
+  static thread_local Scratch memory;
+  float* out = memory.get<float>(B * ((K + kBlock - 1) / kBlock * kBlock));
+  kernels().pack_x(format, x, B, K, out);
+  return out;
+}
+
+const QuantX* quantize(Format format, const float* x, int64_t B, int64_t K, int pieces) {
+  static thread_local Scratch stream_memory, sums_memory;
   static thread_local QuantX out;
-  out.blocks = (K / kBlock + 15) / 16 * 16;
-  int8_t* values = q.get<int8_t>(B * out.blocks * kBlock);
-  float *lane = lanes.get<float>(B * out.blocks * 8), *side = aux.get<float>(B * out.blocks);
-  kernels().quantize_x(format, x, B, K, values, lane, side);
-  out.q = values, out.lanes = lane, out.aux = side;
+  char* stream = stream_memory.get<char>(kernels().quantized_bytes(format, B, K, pieces));
+  float* sums = sums_memory.get<float>(B * (K / kBlock + 16));
+  kernels().quantize_x(format, x, B, K, pieces, stream, sums);
+  out = {pieces, stream, sums};
   return &out;
 }
 
@@ -120,10 +129,15 @@ ffi::Error matvec(const Call& call, ffi::AnyBuffer x, Index layer, ffi::Remainin
   }
   const MatJob& job = jobs[0];
   if (job.B == 0) return ffi::Error::Success();
-  const float* packed = pack(job.format, type, x.untyped_data(), job.B, job.K);
-  const bool int8 = call.int8 && kernels().matvec_int8;
-  const QuantX* xq = int8 ? quantize(job.format, packed, job.B, job.K) : nullptr;
-  for (MatJob& j : jobs) j.x = packed, j.xq = xq;
+  const float* rows = floats(type, x.untyped_data(), job.B * job.K);
+  const bool quantised = job.format == Format::kQ8 || job.format == Format::kQ4;
+  if (quantised && kernels().matvec_int && (call.int8 || job.B <= int_rows_limit(job.format))) {
+    const QuantX* xq = quantize(job.format, rows, job.B, job.K, call.int8 ? 1 : 3);
+    for (MatJob& j : jobs) j.xq = xq;
+  } else {
+    const float* packed = pack(job.format, rows, job.B, job.K);
+    for (MatJob& j : jobs) j.x = packed;
+  }
   run(jobs);
   return ffi::Error::Success();
 }

@@ -15,7 +15,7 @@ namespace {
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels table{"avx2", pack_x, matvec, nullptr, nullptr, attend, attend_merge, read};
+  static const Kernels table{"avx2", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, read};
   return &table;
 }
 }  // namespace jaxlm

@@ -16,8 +16,8 @@ namespace {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels plain{"avx512", pack_x, matvec, nullptr, nullptr, attend, attend_merge, read};
-  static const Kernels vnni{"avx512_vnni", pack_x, matvec, quantize_x, matvec_int8, attend, attend_merge, read};
+  static const Kernels plain{"avx512", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, read};
+  static const Kernels vnni{"avx512_vnni", to_float, pack_x,     matvec, quantized_bytes, quantize_x, matvec_int, attend, attend_merge, read};
   return __builtin_cpu_supports("avx512vnni") ? &vnni : &plain;
 }
 }  // namespace jaxlm

@@ -10,7 +10,7 @@ namespace {
 }  // namespace
 
 const Kernels* portable_kernels() {
-  static const Kernels table{"portable", pack_x, matvec, nullptr, nullptr, attend, attend_merge, read};
+  static const Kernels table{"portable", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, read};
   return &table;
 }
 }  // namespace jaxlm

@@ -9,12 +9,11 @@ enum class Format : int { kF32, kBF16, kF16, kQ8, kQ4 };
 
 constexpr int kBlock = 32;  // weights are decoded 32 at a time; also the finest scale group
 
-// x quantised to int8 in blocks of 32, in the byte order the integer kernels read (see vnni.inc.h).
+// x as integers in blocks of 32, in the order the integer kernels read (see vnni.inc.h).
 struct QuantX {
-  int64_t blocks = 0;            // blocks per row, padded with zeros to a multiple of 16
-  const int8_t* q = nullptr;     // [B, blocks * 32]
-  const float* lanes = nullptr;  // [B, lane vectors, 16]: the block's scale, repeated over the lanes that hold it
-  const float* aux = nullptr;    // [B, blocks]: what multiplies the weights' mins (4 bit) or scales (8 bit)
+  int pieces = 1;                // bytes per integer: 1, or 3 for results as exact as float32's
+  const char* stream = nullptr;  // bytes, scales and corrections
+  const float* sums = nullptr;   // [B, blocks rounded up to 16]: sum of x over each block
 };
 
 // y[b, n] = sum_k x[b, k] * W[n, k] for one matrix.
@@ -26,7 +25,7 @@ struct MatJob {
   const void* w = nullptr;       // [N, K] in its stored form
   const void* scale = nullptr;   // [N, K / group]
   const void* min = nullptr;     // [N, K / group], or null: 4-bit values are then scale * (q - 8)
-  const float* x = nullptr;      // [B, round_up(K, 32)], in the order of pack_x
+  const float* x = nullptr;      // as pack_x left it
   const QuantX* xq = nullptr;    // set: use the integer kernels
   float* y = nullptr;            // [B, N]
 };
@@ -53,12 +52,14 @@ inline int64_t scratch_floats(const AttnJob& a) { return a.H * kSlots + kQuad * 
 
 struct Kernels {
   const char* name;
-  // x [B, K] -> float32 rows in the order in which the format's decoder yields weights, zero-padded to 32.
-  void (*pack_x)(Format format, Type type, const void* x, int64_t B, int64_t K, float* out);
-  void (*matvec)(const MatJob& job, int64_t n0, int64_t n1);
-  // The integer kernels: null where the instruction set has no integer dot product. quantize_x takes rows of pack_x.
-  void (*quantize_x)(Format format, const float* x, int64_t B, int64_t K, int8_t* q, float* lanes, float* aux);
-  void (*matvec_int8)(const MatJob& job, int64_t n0, int64_t n1);
+  void (*to_float)(Type type, const void* data, int64_t count, float* out);
+  // x [B, K] -> B * round_up(K, 32) floats in the order the kernels read: [pass, block, row, 32].
+  void (*pack_x)(Format format, const float* x, int64_t B, int64_t K, float* out);
+  void (*matvec)(const MatJob& job, int64_t n0, int64_t n1);  // rows [n0, n1) of W
+  // The integer kernels, for 8 and 4 bits: null where the instruction set has no integer dot product.
+  int64_t (*quantized_bytes)(Format format, int64_t B, int64_t K, int pieces);
+  void (*quantize_x)(Format format, const float* x, int64_t B, int64_t K, int pieces, char* stream, float* sums);
+  void (*matvec_int)(const MatJob& job, int64_t n0, int64_t n1);
   // Positions [p0, p1) of row b (slot = position mod S) -> part; merge adds the new token, sinks and normalises.
   void (*attend)(const AttnJob& job, int64_t b, int64_t p0, int64_t p1, float* part, float* scratch);
   void (*attend_merge)(const AttnJob& job, int64_t b, const float* parts, int64_t count);
