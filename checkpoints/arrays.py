@@ -59,16 +59,22 @@ def create_array(folder: Path, leaf: Leaf) -> Any:
 
 
 def write_slice(store: Any, leaf: Leaf, layer: int | None, array: np.ndarray) -> None:
-    """Write one layer of a stacked leaf, or a whole leaf (layer None). On return it is on disk, synced."""
-    pending = []
-    for index in leaf.chunks(layer):
-        window = leaf.window(index)
-        part = array[window] if layer is None else array[window[1:]][None]
-        pending.append(store[window].write(part, can_reference_source_data_indefinitely=True))
-        if len(pending) == WRITES_IN_FLIGHT:
-            pending.pop(0).result()
-    for write in pending:
-        write.result()
+    """Write one layer of a stacked leaf, or a whole leaf (layer None). On return it is on disk, synced.
+
+    Raises OSError when it cannot be written, for example because the disk is full.
+    """
+    pending: list[Any] = []
+    try:
+        for index in leaf.chunks(layer):
+            window = leaf.window(index)
+            part = array[window] if layer is None else array[window[1:]][None]
+            pending.append(store[window].write(part, can_reference_source_data_indefinitely=True))
+            if len(pending) == WRITES_IN_FLIGHT:
+                pending.pop(0).result()
+        for write in pending:
+            write.result()
+    except ValueError as error:  # How TensorStore reports trouble with files.
+        raise OSError(f"{leaf.name}: {error}") from error
 
 
 def save_tree(folder: Path, tree: Any) -> None:

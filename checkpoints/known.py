@@ -43,17 +43,24 @@ def resolve(source: str | Path = DEFAULT) -> Path:
     Only a hub id, or a known name whose package is not installed, asks the hub, and only with the extra `hub`
     installed. Raises CheckpointError saying what to do.
     """
-    path = Path(source).expanduser()
-    if path.exists():
+    name, path = str(source), _existing(source)
+    if path is not None:
         return path
-    name = str(source)
     if name in KNOWN:
         return _known(name, KNOWN[name])
-    if isinstance(source, str) and HUB_ID.fullmatch(name) and path.suffix not in FILE_SUFFIXES:
+    if isinstance(source, str) and HUB_ID.fullmatch(name) and not name.endswith(FILE_SUFFIXES):
         return _download(name, f"{name}: is not a path here, and cannot be had from the hub")
-    looks = "/" in name or "\\" in name or path.suffix != "" or isinstance(source, Path)
-    what = "does not exist" if looks else "is neither a path nor a known name"
-    raise CheckpointError(f"model {name!r} {what}; known names: {', '.join(KNOWN)}; hub ids look like org/name")
+    raise CheckpointError(
+        f"model {name!r} is neither a file or folder here nor a known name; known names: {', '.join(KNOWN)}; hub ids look like org/name"
+    )
+
+
+def _existing(source: str | Path) -> Path | None:
+    try:
+        path = Path(source).expanduser()
+        return path if str(source) and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # Too long, a null byte, an unknown user.
+        return None
 
 
 def _known(name: str, model: KnownModel) -> Path:

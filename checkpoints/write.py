@@ -75,7 +75,8 @@ def write_checkpoint(
     run is resumed by the next one, as long as they, the config and this version are the same.
 
     Raises CheckpointError for a destination that is not empty (unless force) or holds a source, too little disk space,
-    and a tensor that is unknown, missing, there twice, or of another shape or dtype.
+    a tensor that is unknown, missing, there twice, or of another shape or dtype, and whatever goes wrong with files.
+    What force replaces is deleted at the end if it is a checkpoint, and kept as `<dest>.jaxlm-old` if not.
     """
     path = check_destination(dest, source_paths, force)
     files = _extra_files(config, tokenizer_files or {}, source_config)
@@ -84,16 +85,19 @@ def write_checkpoint(
     seal(notes)  # What cannot be written is found before any work.
     leaves = model_leaves(config)
     fingerprint = source_fingerprint(source_paths, config) if source_paths else None
-    with open_workspace(path, fingerprint) as work:
-        _check_space(work, plan_write(config).disk_bytes)
-        if not work.resumed:
-            create_tree(work.checkpoint / PARAMS, abstract_params(config))
-            work.begin(fingerprint)
-        _write_arrays(work, leaves, tensors, progress)
-        for name, data in files.items():
-            write_file(work.checkpoint / name, data)
-        _seal(work, leaves, set(files), notes)
-        publish(work.checkpoint, path, force)
+    try:
+        with open_workspace(path, fingerprint) as work:
+            _check_space(work, plan_write(config).disk_bytes)
+            if not work.resumed:
+                create_tree(work.checkpoint / PARAMS, abstract_params(config))
+                work.begin(fingerprint)
+            _write_arrays(work, leaves, tensors, progress)
+            for name, data in files.items():
+                write_file(work.checkpoint / name, data)
+            _seal(work, leaves, set(files), notes)
+            publish(work.checkpoint, path, force)
+    except OSError as error:
+        raise CheckpointError(f"{path}: could not be written: {error}") from error
     return read_checkpoint(path)
 
 

@@ -154,7 +154,7 @@ def test_a_manifest_with_other_chunks_is_refused(copy, chunk):
     leaves = json.loads((copy / manifest.MANIFEST).read_text())["leaves"]
     leaves["segments.0.0.attn.q"]["chunk"] = chunk
     reseal(copy, leaves=leaves)
-    with pytest.raises(CheckpointError, match="attn.q'|lists 21 array chunks"):
+    with pytest.raises(CheckpointError, match=r"attn\.q'|lists 21 array chunks"):
         checkpoints.read_checkpoint(copy)
 
 
@@ -171,7 +171,7 @@ def test_a_huge_config_is_refused_without_memory(copy):
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' * 100_000, "\xff", "null"])
 def test_a_manifest_that_is_no_json_object(copy, text):
     (copy / manifest.MANIFEST).write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match="jaxlm.json"):
+    with pytest.raises(CheckpointError, match=r"jaxlm\.json"):
         checkpoints.read_checkpoint(copy)
 
 
