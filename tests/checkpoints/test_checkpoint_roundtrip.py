@@ -42,7 +42,7 @@ def random_bits(config: ModelConfig, seed: int = 0):
     return jax.tree.map(draw, abstract_params(config))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.data(), st.sampled_from(DTYPES))
 def test_round_trip_keeps_every_bit(data, dtype):
     config = data.draw(tiny.configs(dtype=dtype))
