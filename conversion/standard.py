@@ -33,6 +33,18 @@ ROWS = (
     Row("ffn.down_bias", "model.layers.{i}.mlp.down_proj.bias"),
 )
 
+# Four norms a layer: what Llama's post_attention_layernorm names is here the norm after attention.
+FOUR_NORMS = (
+    *(row for row in ROWS if row.target != "ffn_norm.scale"),
+    Row("attn_post_norm.scale", "model.layers.{i}.post_attention_layernorm.weight"),
+    Row("ffn_norm.scale", "model.layers.{i}.pre_feedforward_layernorm.weight"),
+    Row("ffn_post_norm.scale", "model.layers.{i}.post_feedforward_layernorm.weight"),
+)
+QK_NORMS = (
+    Row("attn.q_norm.scale", "model.layers.{i}.self_attn.q_norm.weight"),
+    Row("attn.k_norm.scale", "model.layers.{i}.self_attn.k_norm.weight"),
+)
+
 
 def model_config(c: Fields, layer: Callable[[int], LayerSpec], **rest: Any) -> ModelConfig:
     """The ModelConfig of num_hidden_layers times `layer(i)`; `rest` gives or overrides its other fields."""
@@ -56,6 +68,13 @@ def heads(c: Fields, kv_default: int | None = None) -> dict[str, Any]:
         "num_kv_heads": c.count("num_key_value_heads", kv_default or count, null=count),
         "head_dim": c.count("head_dim", width // count),
     }
+
+
+def sliding_layers(c: Fields, period: int) -> tuple[bool, ...]:
+    """Whether each layer slides: as layer_types says, where absent all but every `period`-th."""
+    count, kinds = c.count("num_hidden_layers"), ("full_attention", "sliding_attention")
+    plain = tuple(kinds[int((i + 1) % period > 0)] for i in range(count))
+    return tuple(kind == kinds[1] for kind in c.texts("layer_types", kinds, count, plain))
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
