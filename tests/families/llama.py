@@ -1,6 +1,7 @@
 """Llama: every switch of its config on and off."""
 
 from family_cases import Case
+from foreign_gguf import Gguf
 
 BASE = {
     "model_type": "llama",
@@ -41,4 +42,10 @@ CASES = (
     Case("linear", BASE | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, seed=12),
     Case("gelu", BASE | {"hidden_act": "gelu", "num_hidden_layers": 3}, seed=13),
     Case("eps", BASE | {"rms_norm_eps": 0.1, "hidden_act": "relu"}, seed=14),
+)
+GGUF = Gguf(
+    "llama",
+    metadata=lambda config: {"vocab_size": config["vocab_size"], "rope.dimension_count": config["head_dim"]},
+    paired=True,
+    cases=("base", "tied", "all_biases_tied", "head_dim_absent", "multi_query", "theta", "linear"),
 )
