@@ -63,6 +63,7 @@ class Family:
     neutral         config fields that are understood only with this value (one, or a tuple of them)
     ignored         patterns (fnmatch) of tensors that are in files but carry nothing
     prefixes        ways in which files begin their tensor names instead of prefixes[0], the way rows are written
+    multimodal      model_types of configs that hold one of this family as text_config, beside towers of other kinds
     quantization    values of quantization_config.quant_method that rows of this family read
     """
 
@@ -80,6 +81,7 @@ class Family:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
+    multimodal: tuple[str, ...] = ()
     quantization: tuple[str, ...] = ()
 
 

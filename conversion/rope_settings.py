@@ -36,6 +36,18 @@ def read_rope(
     return RopeSpec(theta=theta, scaling=scaling, **spec)
 
 
+def read_local_rope(
+    c: Fields, max_positions: int, default_theta: float, layer_type: str, theta_name: str
+) -> RopeSpec:
+    """The RopeSpec of `layer_type` where settings at the top are those of other layers: its own theta stands there
+    under `theta_name`, everything else in the block of that layer type."""
+    blocks = [block for outer in rope_blocks(c) if (block := outer.block(layer_type))]
+    thetas = [c.number(theta_name, None), *(block.number("rope_theta", None) for block in blocks)]
+    scalings = [read_scaling(block, c, max_positions) for block in blocks]
+    (scaling,) = agreed(c, "rope_scaling", scalings, (None,))
+    return RopeSpec(theta=agreed(c, theta_name, thetas, default_theta), scaling=scaling)
+
+
 def rotary_fraction(c: Fields, default: float = 1.0, layer_type: str | None = None) -> float:
     """partial_rotary_factor, wherever it stands: the share of a head's lanes that turn."""
     found = [b.number("partial_rotary_factor", None) for b in (c, *rope_blocks(c, layer_type))]

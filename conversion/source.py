@@ -28,8 +28,8 @@ class Source:
     """A checkpoint of others, opened and found complete.
 
     config.dtype is that of the file. tensors describes what the plan's steps read; copies holds pairs of tensors that
-    must be equal, (a tied head, the embeddings). original is config.json: as published, or as it would be for a GGUF
-    file ({} for a family that cannot say). metadata is that of a GGUF file.
+    must be equal, (a tied head, the embeddings). original is config.json: as published, that of the language model
+    alone, or as it would be for a GGUF file ({} for a family that cannot say). metadata is that of a GGUF file.
     """
 
     path: Path
@@ -75,7 +75,7 @@ def open_source(path: str | Path) -> Source:
 
 
 def _open_folder(path: Path) -> Source:
-    original = folder.read_config(path)
+    original = families.language_model(folder.read_config(path))
     family = families.by_model_type(original.get("model_type"))
     check_purpose(original, family)
     config = translated(family, Fields(original))

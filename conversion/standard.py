@@ -70,11 +70,15 @@ def heads(c: Fields, kv_default: int | None = None) -> dict[str, Any]:
     }
 
 
-def sliding_layers(c: Fields, period: int) -> tuple[bool, ...]:
-    """Whether each layer slides: as layer_types says, where absent all but every `period`-th."""
+def windows(c: Fields, period: int, default: int) -> tuple[int, ...]:
+    """Each layer's window, 0 for none: layers slide as layer_types says, where absent all but every `period`-th."""
     count, kinds = c.count("num_hidden_layers"), ("full_attention", "sliding_attention")
     plain = tuple(kinds[int((i + 1) % period > 0)] for i in range(count))
-    return tuple(kind == kinds[1] for kind in c.texts("layer_types", kinds, count, plain))
+    slides = [kind == kinds[1] for kind in c.texts("layer_types", kinds, count, plain)]
+    window = c.count("sliding_window", default, null=0)
+    if any(slides) and not window:
+        raise c.error("sliding_window", "an integer of at least 1 where layers slide")
+    return tuple(window if sliding else 0 for sliding in slides)
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every family must satisfy, used by the plain tests (against stored logits) and the parity tests (against live)."""
+"""Logits in two ways, for the plain tests (against stored logits) and the parity tests (against live ones)."""
 
 import jax
 import jax.numpy as jnp

@@ -15,7 +15,7 @@ NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]], seed: int, norm: float = 1.0) -> dict[str, np.ndarray]:
-    """float32 weights from seed, name and shape alone: norms around `norm`, biases around 0, matrices about 1/sqrt(in)."""
+    """float32 weights from seed, name and shape alone: norms around `norm`, biases around 0, matrices by 1/sqrt(in)."""
     return {name: random_weight(name, tuple(shape), seed, norm) for name, shape in shapes.items()}
 
 
@@ -54,7 +54,8 @@ def save_folder(
     """A Hugging Face folder, its weights in `dtype`, in one file or in shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    cast = {name: a.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype) for name, a in tensors.items()}
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    cast = {name: a.astype(kind) if a.dtype.kind == "f" else a for name, a in tensors.items()}
     if shards == 1:
         save_safetensors(folder / "model.safetensors", cast, {"format": "pt"})
         return folder

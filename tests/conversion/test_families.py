@@ -1,4 +1,4 @@
-"""Every family against stored logits of transformers, against itself (cached, unrolled, in a batch), out and in again."""
+"""Every family against stored logits of transformers: at once, in steps, unrolled, in a batch; and exported again."""
 
 import json
 from pathlib import Path
