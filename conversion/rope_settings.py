@@ -156,6 +156,7 @@ SCALINGS: dict[str, Callable[[Fields, Fields, int], RopeScaling | None]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "su": _longrope,  # Its name before the paper.
     "proportional": _proportional,
 }
 

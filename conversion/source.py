@@ -116,8 +116,9 @@ def check_purpose(original: Mapping[str, Any], family: Family) -> None:
 def stored_dtype(plan: tuple[Step, ...], tensors: Mapping[str, TensorInfo]) -> str:
     """The narrowest dtype that holds every matrix of the file as it is."""
     infos = [tensors[name] for step in plan for name in step.sources]
+    infos = [i for i in infos if i.dtype is not None]  # Packed bytes become what the rest is.
     dtypes = {i.dtype for i in infos if len(i.shape) > 1} or {i.dtype for i in infos}
-    names = {"float32" if dtype is None else np.dtype(dtype).name for dtype in dtypes}
+    names = {np.dtype(dtype).name for dtype in dtypes}
     return names.pop() if len(names) == 1 else "float32"
 
 
