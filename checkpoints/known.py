@@ -50,9 +50,8 @@ def resolve(source: str | Path = DEFAULT) -> Path:
         return _known(name, KNOWN[name])
     if isinstance(source, str) and HUB_ID.fullmatch(name) and not name.endswith(FILE_SUFFIXES):
         return _download(name, f"{name}: is not a path here, and cannot be had from the hub")
-    raise CheckpointError(
-        f"model {name!r} is neither a file or folder here nor a known name; known names: {', '.join(KNOWN)}; hub ids look like org/name"
-    )
+    names = ", ".join(KNOWN)
+    raise CheckpointError(f"model {name!r:.200} is neither a path here, a known name ({names}) nor a hub id (org/name)")
 
 
 def _existing(source: str | Path) -> Path | None:
@@ -69,7 +68,9 @@ def _known(name: str, model: KnownModel) -> Path:
         return found
     if importlib.util.find_spec("huggingface_hub") is None:
         raise CheckpointError(f"{name}: its weights are not installed; run: {model.install}")
-    return _download(model.hub_id, f"{name}: its weights are not installed; run: {model.install} (or from the hub")
+    return _download(
+        model.hub_id, f"{name}: its weights are not installed; run: {model.install}; and the hub gives none"
+    )
 
 
 def _packaged(model: KnownModel) -> Path | None:
