@@ -82,8 +82,8 @@ def _plain(spec: RopeSpec, dims: int) -> np.ndarray:
 def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     """Keep what turns often within the original context, divide what hardly turns, blend between (Llama 3.1)."""
     turns = scaling.original_max_positions * plain / (2 * math.pi)
-    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = np.clip(ramp, 0.0, 1.0)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0) if span else turns >= scaling.low_freq_factor
     return keep * plain + (1 - keep) * plain / scaling.factor
 
 

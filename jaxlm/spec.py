@@ -80,7 +80,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """The Llama 3.1 rule: low frequencies divided by `factor`, high ones kept, a ramp between."""
+    """The Llama 3.1 rule: low frequencies divided by `factor`, high ones kept, a ramp (or step) between."""
 
     factor: float
     low_freq_factor: float
@@ -90,8 +90,8 @@ class Llama3Scaling:
     def __post_init__(self) -> None:
         check_number("Llama3Scaling.factor", self.factor)
         check_number("Llama3Scaling.low_freq_factor", self.low_freq_factor)
-        ok = self.high_freq_factor > self.low_freq_factor
-        check(ok, "Llama3Scaling.high_freq_factor", self.high_freq_factor, "a number above low_freq_factor")
+        ok = self.high_freq_factor >= self.low_freq_factor
+        check(ok, "Llama3Scaling.high_freq_factor", self.high_freq_factor, "a number of at least low_freq_factor")
         check_count("Llama3Scaling.original_max_positions", self.original_max_positions)
 
 
@@ -374,4 +374,8 @@ class MoESpec:
         check(ok, "MoESpec.top_k", self.top_k, f"an integer from 1 to num_experts = {self.num_experts}")
         ok = self.num_experts % self.router.groups == 0
         check(ok, "RouterSpec.groups", self.router.groups, f"a divisor of num_experts = {self.num_experts}")
+        most = self.num_experts // self.router.groups * self.router.top_groups
+        check(self.top_k <= most, "MoESpec.top_k", self.top_k, f"up to {most}, the experts of the groups that are kept")
+        ok = self.router.groups == 1 or self.router.group_score == "max" or self.num_experts >= 2 * self.router.groups
+        check(ok, "RouterSpec.groups", self.router.groups, "groups of at least two experts, whose scores are added")
         check(self.shared is not None or not self.shared_gate, "MoESpec.shared_gate", self.shared_gate, "False")
