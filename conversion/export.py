@@ -58,11 +58,12 @@ def export_hf(
 
 
 def export_config(config: ModelConfig, original: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The config.json of `config`: the original's fields with the parameters' dtype.
+    """The config.json of `config`: the original's fields with the parameters' dtype, nothing said of quantisation.
 
     Raises ConfigError if that does not describe `config`: nothing is written that would load as another model.
     """
-    written = {**original, **{name: config.dtype for name in ("torch_dtype", "dtype") if name in original}}
+    written = {name: value for name, value in original.items() if name != "quantization_config"}
+    written |= {name: config.dtype for name in ("torch_dtype", "dtype") if name in original}
     if "torch_dtype" not in written and "dtype" not in written:
         written["torch_dtype"] = config.dtype
     read_back = translated(family, Fields(written))

@@ -174,3 +174,39 @@ class Added:
 
     def encode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
         return [(a - a.dtype.type(self.by)).reshape(flat_shape(p)) for a, p in zip(arrays, params, strict=True)]
+
+
+@dataclass(frozen=True)
+class FusedHeads:
+    """One source that holds, head after head, that head's rows of each target.
+
+    Targets [H,a,...] and [H,b,...]; source [H*(a+b),...].
+    """
+
+    def shapes(self, params: Params) -> list[Shape]:
+        heads, _, *rest = params[0].shape
+        return [(heads * sum(p.shape[1] for p in params), *rest)]
+
+    def decode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        heads, _, *rest = params[0].shape
+        ends = np.cumsum([p.shape[1] for p in params])[:-1].tolist()
+        return np.split(arrays[0].reshape(heads, -1, *rest), ends, axis=1)
+
+    def encode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        return [np.concatenate(arrays, axis=1).reshape(self.shapes(params)[0])]
+
+
+@dataclass(frozen=True)
+class HeadsApart:
+    """The leaf as it is kept, its head axis not merged with the next; transposed: with its last two axes swapped."""
+
+    transposed: bool = False
+
+    def shapes(self, params: Params) -> list[Shape]:
+        return [_swapped(p.shape) if self.transposed else p.shape for p in params]
+
+    def decode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        return [np.swapaxes(a, -1, -2) if self.transposed else a for a in arrays]
+
+    def encode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        return self.decode(arrays, params)
