@@ -26,7 +26,7 @@ setup(
             sources=[f"src/{name}.cc" for name in sources],
             depends=["setup.py", *map(str, Path("src").glob("*.h"))],
             include_dirs=["src"] + ([headers] if headers else []),
-            extra_compile_args=["-std=c++17", "-O3", "-Wno-maybe-uninitialized", "-pthread"],
+            extra_compile_args=["-std=c++17", "-O3", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-pthread"],
             extra_link_args=["-pthread"],
         )
     ],

@@ -116,7 +116,8 @@ def _matvec_quant(x, weights, layer, bits: int, int8: bool):
         name, dtype = ("packed", "uint8") if bits == 4 else ("values", "int8")
         arrays = [a for a in node if a is not None]
         _dtype(name, arrays[0], (dtype,))
-        groups.add((_check_quantised(x, name, arrays[0], 2 if bits == 4 else 1, arrays[1:]), len(arrays), arrays[0].ndim))
+        group = _check_quantised(x, name, arrays[0], 8 // bits, arrays[1:])
+        groups.add((group, len(arrays), arrays[0].ndim))
         operands += arrays
     _require(len(groups) == 1, "matrices of one call must agree in group, mins and stacking")
     group, count, rank = groups.pop()

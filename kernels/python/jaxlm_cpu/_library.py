@@ -38,7 +38,7 @@ def threads() -> int:
 def read_bandwidth(size: int = 2 << 30, seconds: float = 0.5) -> float:
     """Best rate at which all threads read a fresh buffer, in bytes per second.
 
-    `size` (bytes, 1 MiB to 63 GiB) should be several times the last-level cache; passes repeat until `seconds` are over.
+    `size` (bytes, 1 MiB to 63 GiB) should be several times the last-level cache; passes repeat for `seconds`.
     Raises ValueError for a size out of range and MemoryError if the buffer is not to be had.
     """
     if not 1 << 20 <= size <= 63 << 30:
