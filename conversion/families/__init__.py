@@ -63,8 +63,7 @@ def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in shared.keys() - HARMLESS:
         if text.get(name) not in (None, shared[name]):
             raise ConfigError(f"{name!r} is {shared[name]} and in text_config {text[name]}; allowed: one value")
-    text = {name: value for name, value in text.items() if value is not None or name not in shared}
-    return {**shared, **text, "model_type": family.model_types[0], "architectures": list(family.architectures[:1])}
+    return {**text, **shared, "model_type": family.model_types[0], "architectures": list(family.architectures[:1])}
 
 
 def by_gguf(arch: str, fields: Fields) -> Family:

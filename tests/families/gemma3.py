@@ -1,4 +1,4 @@
-"""Gemma 3 (text): normalised queries and keys, sliding layers with a theta of their own, scaling on full layers only."""
+"""Gemma 3 (text): normalised queries and keys, a theta of their own for sliding layers, scaling on full layers only."""
 
 from family_cases import Case
 
