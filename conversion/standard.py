@@ -6,7 +6,7 @@ A family uses the pieces that fit and says the rest itself.
 from collections.abc import Callable
 from typing import Any
 
-from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig
+from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, MoESpec
 from jaxlm.conversion.family import Row
 from jaxlm.conversion.fields import Fields
 from jaxlm.conversion.rope_settings import describe_rope
@@ -57,16 +57,22 @@ def model_config(c: Fields, layer: Callable[[int], LayerSpec], **rest: Any) -> M
     return ModelConfig(layers=layers, **{**common, **rest})
 
 
-def heads(c: Fields, kv_default: int | None = None) -> dict[str, Any]:
-    """num_heads, num_kv_heads (absent: kv_default, else num_heads) and head_dim (absent: hidden_size / num_heads)."""
+def heads(c: Fields, kv_default: int | None = None, dim_default: int | None = None) -> dict[str, Any]:
+    """num_heads, num_kv_heads and head_dim.
+
+    Where absent, num_kv_heads is kv_default, else num_heads, and head_dim is dim_default, else hidden_size / num_heads;
+    the defaults are those of a config.json, which a GGUF file does not share.
+    """
+    if c.kind != "hf":
+        kv_default = dim_default = None
     count = c.count("num_attention_heads")
     width = c.count("hidden_size")
-    if "head_dim" not in c and width % count:
+    if "head_dim" not in c and dim_default is None and width % count:
         raise c.error("num_attention_heads", f"a divisor of hidden_size = {width}, where head_dim is absent")
     return {
         "num_heads": count,
         "num_kv_heads": c.count("num_key_value_heads", kv_default or count, null=count),
-        "head_dim": c.count("head_dim", width // count),
+        "head_dim": c.count("head_dim", dim_default or width // count),
     }
 
 
@@ -84,7 +90,7 @@ def windows(c: Fields, period: int, default: int) -> tuple[int, ...]:
 def describe(config: ModelConfig) -> dict[str, Any]:
     """The fields of config.json that families with Llama's field names share; layers are taken to be like the first."""
     layer = config.layers[0]
-    attention, ffn = attention_of(layer), ffn_of(layer)
+    attention, ffn = attention_of(layer), layer.ffn.expert if isinstance(layer.ffn, MoESpec) else layer.ffn
     fields = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -92,7 +98,6 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "intermediate_size": ffn.intermediate_size,
         "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(ffn.activation, ffn.activation),
         "rms_norm_eps": layer.norm.eps,
         "max_position_embeddings": config.max_positions,
@@ -100,6 +105,21 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     }
     if attention.rope:
         fields |= describe_rope(attention.rope, config.max_positions, attention.head_dim)
+    return fields | describe_ffns(config)
+
+
+def describe_ffns(config: ModelConfig) -> dict[str, Any]:
+    """The sizes of the first dense FFN and of the first experts, as far as there are any."""
+    dense = [layer.ffn for layer in config.layers if isinstance(layer.ffn, FFNSpec)]
+    sparse = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoESpec)]
+    fields: dict[str, Any] = {"intermediate_size": dense[0].intermediate_size} if dense else {}
+    if sparse:
+        fields |= {
+            "num_experts": sparse[0].num_experts,
+            "num_experts_per_tok": sparse[0].top_k,
+            "moe_intermediate_size": sparse[0].expert.intermediate_size,
+            "norm_topk_prob": sparse[0].router.normalize,
+        }
     return fields
 
 
