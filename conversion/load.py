@@ -90,10 +90,11 @@ def layer_tensors(
     function just called returned, and nothing when it was not called.
     """
     wanted = jnp.dtype(config_for(source, dtype).dtype)
+    shapes = {path: param.shape for path, param in leaves(source.config).items()}
     check_copies(source)
     for (_, layer), group in itertools.groupby(source.plan, lambda s: (s.slots[0].path, s.slots[0].index[:1])):
         steps = tuple(group)
-        make = functools.cache(functools.partial(_layer, source, steps, wanted))
+        make = functools.cache(functools.partial(_layer, source, steps, shapes, wanted))
         for slot in steps[0].slots:
             yield plan.dotted(slot.path), layer[0] if layer else None, functools.partial(_pick, make, slot.path)
 
@@ -102,9 +103,10 @@ def _pick(make: Callable[[], dict[plan.Path, np.ndarray]], path: plan.Path) -> n
     return make()[path]
 
 
-def _layer(source: Source, steps: tuple[Step, ...], dtype: np.dtype) -> dict[plan.Path, np.ndarray]:
+def _layer(
+    source: Source, steps: tuple[Step, ...], shapes: dict[plan.Path, tuple[int, ...]], dtype: np.dtype
+) -> dict[plan.Path, np.ndarray]:
     """What some steps of one layer fill, by leaf."""
-    shapes = {path: param.shape for path, param in leaves(source.config).items()}
     buffers = {s.path: aligned_empty(shapes[s.path][len(s.index[:1]) :], dtype) for s in steps[0].slots}
     for step in steps:
         _fill(source, step, [buffers[slot.path][slot.index[1:]] for slot in step.slots])

@@ -22,8 +22,8 @@ from jaxlm.rope import inverse_frequencies
 
 PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_linear_scaling(tmp_path: Path) -> None:
 
 CONFIGS = {
     "another architecture": ({"arch": "mamba"}, "general.architecture is 'mamba', a known model that is not built"),
-    "experts": ({"extra": {"expert_count": 8}}, "in a variant that jaxlm does not read|'num_experts' is"),
+    "experts": ({"extra": {"expert_count": 8}}, "tensor 'blk.0.ffn_gate_inp.weight' is missing"),
     "unknown setting": ({"extra": {"attention.clamp_kqv": 8.0}}, "'attention.clamp_kqv' is 8.0"),
     "other value width": ({"extra": {"attention.value_length": 12}}, "'attention.value_length' is 12"),
     "partial rotation": ({"extra": {"rope.dimension_count": 6}}, "'partial_rotary_factor' is 0.6"),
