@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxlm import cpu
 from jaxlm.cache import KV
 from jaxlm.config import AttentionSpec, LatentAttentionSpec, QueryScaling
-from jaxlm.linear import add_bias, project
+from jaxlm.linear import add_bias, project, project_all
 from jaxlm.norm import norm
+from jaxlm.quant import cut
 from jaxlm.rope import rope
 
 HIDDEN = -1e30  # A finite stand-in for minus infinity: a row with no visible key must not turn to NaN.
@@ -56,9 +58,8 @@ def grouped_attention(
     context: jax.Array,
 ) -> tuple[jax.Array, KV]:
     """Keys and values per head or group of heads."""
-    q = add_bias(project("BTD,HhD->BTHh", x, params["q"]), params.get("q_bias"))
-    k = add_bias(project("BTD,KhD->BTKh", x, params["k"]), params.get("k_bias"))
-    v = add_bias(project("BTD,KhD->BTKh", x, params["v"]), params.get("v_bias"))
+    q, k, v = project_all(["BTD,HhD->BTHh", "BTD,KhD->BTKh", "BTD,KhD->BTKh"], x, [params[n] for n in "qkv"])
+    q, k, v = (add_bias(a, params.get(f"{n}_bias")) for n, a in zip("qkv", (q, k, v), strict=True))
     if spec.clip:
         q, k, v = (jnp.clip(a, -spec.clip, spec.clip) for a in (q, k, v))
     if spec.qk_norm and not spec.qk_norm_after_rope:
@@ -72,7 +73,10 @@ def grouped_attention(
     if spec.query_scaling:
         q = scale_queries(q, positions, spec.query_scaling)
     kv = KV(k, v)
-    attended = attend(q, positions, parts_of(past, kv, positions), spec, params.get("sinks"))
+    sinks = params.get("sinks")
+    attended = cpu.decode_attention(q, kv, past.kv, positions[:, 0], spec, sinks) if past else None
+    if attended is None:
+        attended = attend(q, positions, parts_of(past, kv, positions), spec, sinks)
     return add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias")), kv
 
 
@@ -124,7 +128,9 @@ def scale_queries(q: jax.Array, positions: jax.Array, scaling: QueryScaling) -> 
 def parts_of(past: Past | None, new: KV, positions: jax.Array) -> list[Past]:
     """What the queries may look at: the past, if there is any, and the new keys and values."""
     here = Past(new, positions)
-    return [here] if past is None or past.positions.shape[1] == 0 else [past, here]
+    if past is None or past.positions.shape[1] == 0:
+        return [here]
+    return [Past(KV(*(cut(a) for a in past.kv)), past.positions), here]
 
 
 def attend(

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.config import FFNSpec
-from jaxlm.linear import add_bias, project
+from jaxlm.linear import add_bias, project, project_all
 
 
 def ffn(params: dict[str, Any], x: jax.Array, spec: FFNSpec) -> jax.Array:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate. x [B,T,D] -> [B,T,D], same dtype."""
-    up = add_bias(project("BTD,FD->BTF", x, params["up"]), params.get("up_bias"))
-    gate = add_bias(project("BTD,FD->BTF", x, params["gate"]), params.get("gate_bias")) if spec.gated else None
+    names = ["up", "gate"] if spec.gated else ["up"]
+    opened = project_all(["BTD,FD->BTF"] * len(names), x, [params[name] for name in names])
+    up, *gates = (add_bias(a, params.get(f"{name}_bias")) for name, a in zip(names, opened, strict=True))
+    gate = gates[0] if gates else None
     inner = activate(up, gate, params, spec)
     return add_bias(project("BTF,DF->BTD", inner, params["down"]), params.get("down_bias"))
 

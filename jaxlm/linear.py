@@ -1,17 +1,37 @@
 """The one seam through which every weight is multiplied."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from jaxlm import cpu
+from jaxlm.quant import cut, is_weight, widen
 
-def project(spec: str, x: jax.Array, weight: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+
+def project(spec: str, x: jax.Array, weight: Any, dtype: Any = None) -> jax.Array:
     """einsum(spec, x, weight), accumulated in float32, returned in `dtype` (default: that of x).
 
-    The product runs in the precision that `jax.default_matmul_precision` sets.
+    weight: an array, a quantised node, or one layer of a stack that has not been cut out (jaxlm.quant). The product runs
+    in the precision that `jax.default_matmul_precision` sets. For a few rows on a CPU, the optional kernels do it.
     """
+    return project_all([spec], x, [weight], dtype)[0]
+
+
+def project_all(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any = None) -> list[jax.Array]:
+    """`project` for several weights on the same x."""
+    dtype = x.dtype if dtype is None else dtype
+    products = cpu.matvec(specs, x, weights) or [wide_product(s, x, w) for s, w in zip(specs, weights, strict=True)]
+    return [product.astype(dtype) for product in products]
+
+
+def wide_product(spec: str, x: jax.Array, weight: Any) -> jax.Array:
+    """The product in float32."""
+    weight = cut(weight)
+    if is_weight(weight):
+        weight = widen(weight, x.dtype)
     # A narrow result type would leave the fast path of several backends: accumulate wide, cast after.
-    wide = jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
-    return wide.astype(x.dtype if dtype is None else dtype)
+    return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:

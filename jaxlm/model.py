@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm import cpu
 from jaxlm.attention import Past, attention
 from jaxlm.cache import KV, KVCache, capacity, slot_positions, write
 from jaxlm.config import LayerSpec, ModelConfig, MoESpec, Segment
@@ -17,6 +18,7 @@ from jaxlm.linear import add_bias, project
 from jaxlm.moe import moe
 from jaxlm.norm import norm
 from jaxlm.params import Params
+from jaxlm.quant import views
 
 
 def embed(
@@ -100,6 +102,9 @@ def run_segment(
         return x, tuple(new) if past else None
 
     cached = tuple(p.kv for p in past) if past else None
+    if not isinstance(params, list) and past and cpu.usable(x.shape[0] * x.shape[1]):
+        whole, index = (params, cached), jnp.arange(segment.repeat, dtype=jnp.int32)
+        return jax.lax.scan(lambda x, i: unit(x, views(whole, i)), x, index)
     if not isinstance(params, list):
         return jax.lax.scan(unit, x, (params, cached))
     steps = []

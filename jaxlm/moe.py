@@ -9,6 +9,7 @@ from jaxlm.config import MoESpec, RouterSpec
 from jaxlm.ffn import activate, ffn
 from jaxlm.linear import add_bias, project
 from jaxlm.norm import norm
+from jaxlm.quant import pick, widen
 
 
 def moe(params: dict[str, Any], x: jax.Array, spec: MoESpec, router_input: jax.Array | None = None) -> jax.Array:
@@ -63,7 +64,7 @@ def gathered_experts(
     params: dict[str, Any], x: jax.Array, weights: jax.Array, chosen: jax.Array, spec: MoESpec
 ) -> jax.Array:
     """Each token with its own copy of its experts' weights. x [T,D], weights and chosen [T,C] -> [T,D]."""
-    own = {name: leaf[chosen] for name, leaf in params.items()}
+    own = {name: pick(leaf, chosen) for name, leaf in params.items()}
     inputs = jnp.broadcast_to(x[:, None, :], (*chosen.shape, x.shape[-1]))
     if spec.scale_input:
         inputs, weights = inputs * weights[:, :, None].astype(x.dtype), jnp.ones_like(weights)
@@ -86,9 +87,9 @@ def sorted_experts(
         inputs, scale = inputs * scale.astype(x.dtype), jnp.ones_like(scale)
 
     def grouped(values: jax.Array, name: str) -> jax.Array:
-        product = jax.lax.ragged_dot_general(values, params[name], sizes, GROUPED, preferred_element_type=jnp.float32)
+        product = jax.lax.ragged_dot_general(values, widen(params[name], x.dtype), sizes, GROUPED, preferred_element_type=jnp.float32)
         bias = params.get(f"{name}_bias")
-        return add_bias(product.astype(x.dtype), None if bias is None else bias[experts])
+        return add_bias(product.astype(x.dtype), None if bias is None else pick(bias, experts))
 
     inner = activate(grouped(inputs, "up"), grouped(inputs, "gate") if spec.expert.gated else None, {}, spec.expert)
     outputs = grouped(inner, "down").astype(jnp.float32) * scale

@@ -1,0 +1,112 @@
+"""The seam to the optional CPU kernels (package jaxlm-cpu): used where they are installed and fit, else nothing here.
+
+They read weights and cache as they are stored, straight from a stack of layers; XLA's CPU backend would first copy a
+layer out and widen it. Each function returns None where the kernels do not serve, and the caller goes the plain way.
+Set JAXLM_KERNELS=0 to leave them off.
+"""
+
+import functools
+import importlib
+import math
+import os
+from typing import Any
+
+import jax
+
+from jaxlm.quant import Q4, Q8, Layer
+
+MOST_ROWS = 8  # Beyond, a product is bound by arithmetic and XLA's own is as fast.
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+@functools.cache
+def kernels() -> Any:
+    """The kernel package, or None."""
+    if os.environ.get("JAXLM_KERNELS", "1") == "0" or jax.default_backend() != "cpu":
+        return None
+    try:
+        return importlib.import_module("jaxlm_cpu")
+    except ImportError:
+        return None
+
+
+def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array] | None:
+    """The products in float32, for a few rows of x and weights that lie as outputs by inputs; or None."""
+    module = kernels()
+    if module is None:
+        return None
+    forms = [plain_form(spec) for spec in specs]
+    if any(form is None for form in forms) or len({form[1] for form in forms if form}) != 1:
+        return None
+    inputs = forms[0][1]  # type: ignore[index]
+    rows = math.prod(x.shape[: x.ndim - inputs])
+    stacks = [w.stack if isinstance(w, Layer) else w for w in weights]
+    kinds = {(isinstance(w, Layer), type(s)) for w, s in zip(weights, stacks, strict=True)}
+    if rows > MOST_ROWS or len(kinds) != 1 or not all(_fits(s) for s in stacks):
+        return None
+    index = weights[0].index if isinstance(weights[0], Layer) else None
+    flat = [_flatten(stack, inputs, index is not None) for stack in stacks]
+    kind = {Q8: module.matvec_q8, Q4: module.matvec_q4}.get(type(stacks[0]), module.matvec)
+    products = kind(x.reshape(rows, -1), flat, index)
+    lead = x.shape[: x.ndim - inputs]
+    first = 0 if index is None else 1
+    shapes = [jax.tree.leaves(s)[0].shape[first : jax.tree.leaves(s)[0].ndim - inputs] for s in stacks]
+    return [p.reshape(*lead, *shape) for p, shape in zip(products, shapes, strict=True)]
+
+
+def plain_form(spec: str) -> tuple[int, int] | None:
+    """(outputs, inputs): how many axes of each a weight has, where it is laid out as outputs then inputs; or None."""
+    operands, result = spec.replace("...", "").split("->")
+    x, weight = operands.split(",")
+    inputs = "".join(letter for letter in x if letter not in result)
+    outputs = "".join(letter for letter in weight if letter not in x)
+    lead = x[: len(x) - len(inputs)]
+    plain = x == lead + inputs and weight == outputs + inputs and result == lead + outputs
+    return (len(outputs), len(inputs)) if plain and inputs else None
+
+
+def _fits(stack: Any) -> bool:
+    if isinstance(stack, (Q8, Q4)):
+        return stack.scales.dtype.name in FLOATS
+    return isinstance(stack, jax.Array) and stack.dtype.name in FLOATS
+
+
+def _flatten(stack: Any, inputs: int, stacked: bool) -> Any:
+    """[R, out..., in...] as [R, N, K]."""
+    first = 1 if stacked else 0
+
+    def flat(a: jax.Array) -> jax.Array:
+        width = math.prod(a.shape[a.ndim - inputs :])
+        return a.reshape(*a.shape[:first], -1, width)
+
+    module = kernels()
+    flattened = jax.tree.map(flat, stack)
+    if isinstance(stack, Q8):
+        return module.Q8(*flattened)
+    return module.Q4(*flattened) if isinstance(stack, Q4) else flattened
+
+
+def decode_attention(
+    q: jax.Array, new: Any, past: Any, lengths: jax.Array, spec: Any, sinks: jax.Array | None
+) -> jax.Array | None:
+    """One new token's attention over a stacked cache, [B,1,H,h] in q's dtype; or None.
+
+    q [B,1,H,h]; new: KV [B,1,K,h]; past: KV of `Layer`s of [R,B,S,K,h]; lengths [B]: how many positions were written.
+    """
+    module = kernels()
+    if module is None or q.shape[1] != 1 or spec.alibi or spec.chunk or past.v is None:
+        return None
+    if not isinstance(past.k, Layer) or past.k.stack.dtype.name not in FLOATS[:2]:
+        return None
+    mixed = module.decode_attention(
+        q[:, 0], new.k[:, 0], new.v[:, 0], past.k.stack, past.v.stack, lengths, past.k.index,
+        scale=spec.softmax_scale, softcap=spec.softcap, window=spec.window, sinks=sinks,
+    )  # fmt: skip
+    return mixed[:, None].astype(q.dtype)
+
+
+def usable(rows: int) -> bool:
+    """Whether a call of so many token rows should leave its layers in their stacks for the kernels."""
+    return kernels() is not None and rows <= MOST_ROWS
+
+

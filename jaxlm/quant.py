@@ -1,0 +1,127 @@
+"""Quantised weights: blocks of small integers with a scale each, as pytree nodes that take an array's place.
+
+A node keeps the shape of the array that it stands for, but for its last axis: groups of `group` neighbours along it share
+a scale. It is multiplied through `project`, like any weight; only there, or in `widen`, do its numbers become floats.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.errors import RequestError
+
+GROUP = 32  # Neighbours that share a scale; that of GGUF's Q4_0, Q4_1 and Q8_0.
+KINDS = ("int8", "int4")
+LARGE = 16384  # Numbers in a layer's weight from which copying it out would show.
+
+
+class Q8(NamedTuple):
+    """value = scale * integer. values int8 [..., N], scales [..., N / group]."""
+
+    values: jax.Array
+    scales: jax.Array
+
+
+class Q4(NamedTuple):
+    """value = scale * q + min with q from 0 to 15; without mins, value = scale * (q - 8).
+
+    packed uint8 [..., N / 2]: of every 32 neighbours, byte j holds number j in its low half and number 16 + j in its
+    high half, as in GGUF's blocks. scales, mins [..., N / group].
+    """
+
+    packed: jax.Array
+    scales: jax.Array
+    mins: jax.Array | None = None
+
+
+class Layer(NamedTuple):
+    """One layer of a stacked weight [R, ...] that has not been cut out: whoever needs the numbers cuts it, or need not."""
+
+    stack: Any
+    index: jax.Array
+
+
+Weight = jax.Array | Q8 | Q4 | Layer
+
+
+def is_weight(node: object) -> bool:
+    """Whether a node of the parameter tree stands for one weight, whatever leaves it has."""
+    return isinstance(node, (Q8, Q4, Layer))
+
+
+def cut(weight: Any) -> Any:
+    """The weight itself: a `Layer` cut out of its stack, anything else as it is."""
+    if not isinstance(weight, Layer):
+        return weight
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, weight.index, keepdims=False), weight.stack)
+
+
+def views(stacks: Any, index: jax.Array) -> Any:
+    """One layer of a tree of stacked weights: what is large as a `Layer`, what is small cut out at once."""
+    def view(stack: Any) -> Any:
+        layer = Layer(stack, index)
+        return layer if sum(leaf.size // leaf.shape[0] for leaf in jax.tree.leaves(stack)) >= LARGE else cut(layer)
+
+    return jax.tree.map(view, stacks, is_leaf=is_weight)
+
+
+def pick(weight: Any, rows: jax.Array) -> Any:
+    """weight[rows] along its first axis, read straight from the stack where it is a `Layer`."""
+    if isinstance(weight, Layer):
+        return jax.tree.map(lambda a: a[weight.index, rows], weight.stack)
+    return jax.tree.map(lambda a: a[rows], weight)
+
+
+def widen(weight: Any, dtype: Any) -> jax.Array:
+    """A weight as a plain array of the given dtype."""
+    weight = cut(weight)
+    if isinstance(weight, Q8):
+        return _scaled(weight.values, weight.scales, None, dtype)
+    if isinstance(weight, Q4):
+        return _scaled(unpack(weight.packed), weight.scales, weight.mins, dtype)
+    return weight.astype(dtype)
+
+
+def _scaled(integers: jax.Array, scales: jax.Array, mins: jax.Array | None, dtype: Any) -> jax.Array:
+    groups = integers.reshape(*scales.shape, -1).astype(jnp.float32)
+    scale = scales[..., None].astype(jnp.float32)
+    if mins is not None:
+        wide = groups * scale + mins[..., None].astype(jnp.float32)
+    else:
+        wide = (groups - 8.0 if integers.dtype == jnp.uint8 else groups) * scale
+    return wide.reshape(integers.shape).astype(dtype)
+
+
+def unpack(packed: jax.Array) -> jax.Array:
+    """Two numbers from 0 to 15 out of every byte: uint8 [..., N / 2] -> uint8 [..., N]."""
+    blocks = packed.reshape(*packed.shape[:-1], -1, GROUP // 2)
+    both = jnp.concatenate([blocks & jnp.uint8(15), blocks >> jnp.uint8(4)], axis=-1)
+    return both.reshape(*packed.shape[:-1], -1)
+
+
+def quantize(array: np.ndarray, kind: str, group: int = GROUP) -> Any:
+    """Round an array to "int8" (symmetric) or "int4" (with a minimum), a scale per `group` neighbours along the last axis.
+
+    numpy in, numpy leaves out; scales in float16. Raises RequestError if the group does not divide the axis.
+    """
+    if kind not in KINDS:
+        raise RequestError(f"quantize is {kind!r}; allowed: {', '.join(KINDS)}")
+    if array.shape[-1] % group:
+        raise RequestError(f"a weight of shape {list(array.shape)} has no whole groups of {group} along its last axis")
+    groups = np.asarray(array, np.float32).reshape(*array.shape[:-1], -1, group)
+    low, high = groups.min(axis=-1), groups.max(axis=-1)
+    if kind == "int8":
+        scales = (np.maximum(high, -low) / 127).astype(np.float16)
+        return Q8(_rounded(groups, scales, 0.0, -127, 127).astype(np.int8).reshape(array.shape), scales)
+    scales, mins = ((high - low) / 15).astype(np.float16), low.astype(np.float16)
+    numbers = _rounded(groups, scales, mins, 0, 15).astype(np.uint8).reshape(*array.shape[:-1], -1, GROUP)
+    packed = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
+    return Q4(packed.reshape(*array.shape[:-1], -1), scales, mins)
+
+
+def _rounded(groups: np.ndarray, scales: np.ndarray, offset: Any, least: int, most: int) -> np.ndarray:
+    scale = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
+    shifted = groups - np.asarray(offset, np.float32)[..., None]
+    return np.clip(np.rint(shifted / scale), least, most)
