@@ -37,6 +37,7 @@ SCALING = {
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "mscale_all_dim",
 }
 # gguf's tensor names -> leaves of the parameter tree, the weight and the bias of each.
 TARGETS = {

@@ -116,7 +116,9 @@ def _yarn(block: Fields, c: Fields, max_positions: int) -> YarnScaling:
     original = original_positions(block, c, max_positions)
     factor = block.number("factor", max_positions / original)
     scales = [block.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
-    grown = [_mscale(factor, scale) for scale in scales] if all(scales) else [_mscale(factor, 1.0), 1.0]
+    if c.kind == "gguf":
+        scales[0] = scales[1]  # Such files name one of the two, since published models have them alike.
+    grown = [mscale(factor, scale) for scale in scales] if all(scales) else [mscale(factor, 1.0), 1.0]
     return YarnScaling(
         factor=factor,
         original_max_positions=original,
@@ -127,7 +129,7 @@ def _yarn(block: Fields, c: Fields, max_positions: int) -> YarnScaling:
     )
 
 
-def _mscale(factor: float, scale: float) -> float:
+def mscale(factor: float, scale: float) -> float:
     """How much attention is sharpened for a context grown by `factor` (YaRN, equation 22)."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
