@@ -1,6 +1,6 @@
 """Speed of the CPU kernels beside XLA's own products and this machine's read bandwidth, measured in one run.
 
-    python kernels/bench.py [--gigabytes 1.2] [--width 4096] [--repeats 5] [--batches 1 2 4 8] [--only f32 bf16 ...] [--cpu-time]
+    python kernels/bench.py [--gigabytes 1.2] [--width 4096] [--repeats 5] [--batches 1 2 4 8] [--only f32 bf16 ...]
 
 Each product is a scan over a stack of [width, width] matrices larger than the cache, the output feeding the next step.
 GB/s counts each stored byte (values, scales, mins) once. Prints a table and, last, one JSON line. On a machine shared
@@ -104,7 +104,7 @@ def bench_kind(kind: str, args: argparse.Namespace) -> list[dict]:
             calls["xla unrolled"] = partial(xla_unrolled, x, per_layer, layers)
         for name, times in compare(calls, args.repeats).items():
             best, median = (size / t / 1e9 for t in (min(times), statistics.median(times)))
-            rows.append(dict(weights=kind, batch=batch, path=name, best=best, median=median))
+            rows.append({"weights": kind, "batch": batch, "path": name, "best": best, "median": median})
             print(f"{kind:5} B={batch:<3} {name:14} {best:7.1f} best {median:7.1f} median GB/s", flush=True)
     return rows
 
@@ -132,7 +132,7 @@ def bench_overhead(repeats: int) -> list[dict]:
         calls = {name: partial(through_stack, x, w, f, steps) for name, f in kinds.items()}
         for name, times in compare(calls, 4 * repeats).items():
             best, median = (1e6 * t / steps for t in (min(times), statistics.median(times)))
-            rows.append(dict(width=width, step=name, best_us=best, median_us=median))
+            rows.append({"width": width, "step": name, "best_us": best, "median_us": median})
             print(f"width {width:4} {name:14} {best:7.2f} best {median:7.2f} median us per step", flush=True)
     return rows
 
@@ -154,7 +154,7 @@ def bench_attention(args: argparse.Namespace) -> list[dict]:
 
         times = compare({"attention": partial(run, q, cache)}, args.repeats)["attention"]
         best, median = (2 * cache.nbytes / t / 1e9 for t in (min(times), statistics.median(times)))
-        rows.append(dict(cache=jnp.dtype(dtype).name, best=best, median=median))
+        rows.append({"cache": jnp.dtype(dtype).name, "best": best, "median": median})
         print(f"attention {rows[-1]['cache']:9} {length} slots {best:7.1f} best {median:7.1f} median GB/s", flush=True)
     return rows
 
@@ -171,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.cpu_time:
         CLOCK[0] = time.process_time
-    result = dict(isa=kernels.isa(), threads=kernels.threads(), machine=platform.machine(), jax=jax.__version__)
+    result = {"isa": kernels.isa(), "threads": kernels.threads(), "machine": platform.machine(), "jax": jax.__version__}
     result["read_bandwidth_before"] = kernels.read_bandwidth() / 1e9
     print(f"{result['isa']}, {result['threads']} threads, read bandwidth {result['read_bandwidth_before']:.1f} GB/s")
     kinds = [kind for kind in args.only if kind in ("f32", "bf16", "f16", "q8", "q4")]

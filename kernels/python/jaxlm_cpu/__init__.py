@@ -121,7 +121,7 @@ def _matvec_quant(x, weights, layer, bits: int, int8: bool):
         operands += arrays
     _require(len(groups) == 1, "matrices of one call must agree in group, mins and stacking")
     group, count, rank = groups.pop()
-    attributes = dict(bits=np.int64(bits), group=np.int64(group), mins=count == 3, int8=bool(int8))
+    attributes = {"bits": np.int64(bits), "group": np.int64(group), "mins": count == 3, "int8": bool(int8)}
     rows = [node[0].shape[-2] for node in nodes]
     out = _call("jaxlm_cpu_matvec_quant", x, _layer(layer, rank == 3), operands, rows, **attributes)
     return out if many else out[0]
