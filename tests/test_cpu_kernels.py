@@ -196,7 +196,8 @@ def test_decode_attention(seed, B, K, G, h, S, softcap, data):
         k[1, b, :used], v[1, b, :used] = rng.normal(size=(2, used, K, h))
     k, v = jnp.asarray(k, cache_dtype), jnp.asarray(v, cache_dtype)
     scale = data.draw(st.sampled_from([None, 0.3]))
-    options = {"scale": scale, "softcap": softcap, "window": window, "sinks": None if sinks is None else jnp.asarray(sinks)}
+    options = {"scale": scale, "softcap": softcap, "window": window}
+    options["sinks"] = None if sinks is None else jnp.asarray(sinks)
     y = jaxlm_cpu.decode_attention(q, k_new, v_new, k, v, jnp.asarray(lengths), jnp.int32(1), **options)
     expected = attention(q, k_new, v_new, k[1], v[1], lengths, scale or h**-0.5, softcap, window, sinks)
     np.testing.assert_allclose(f64(y), expected, atol=1e-5)
