@@ -162,12 +162,12 @@ def test_linear_scaling(tmp_path: Path) -> None:
 
 CONFIGS = {
     "another architecture": ({"arch": "mamba"}, "general.architecture is 'mamba', a known model that is not built"),
-    "experts": ({"extra": {"expert_count": 8}}, "tensor 'blk.0.ffn_gate_inp.weight' is missing"),
+    "experts": ({"extra": {"expert_count": 8}}, "tensor 'blk.0.ffn_\\w+.weight' is missing"),
     "unknown setting": ({"extra": {"attention.clamp_kqv": 8.0}}, "'attention.clamp_kqv' is 8.0"),
     "other value width": ({"extra": {"attention.value_length": 12}}, "'attention.value_length' is 12"),
     "partial rotation": ({"extra": {"rope.dimension_count": 6}}, "'partial_rotary_factor' is 0.6"),
     "too wide a rotation": ({"extra": {"rope.dimension_count": 12}}, "dimension_count is 12; allowed: 1 to"),
-    "unknown scaling": ({"extra": {"rope.scaling.type": "su"}}, "'rope_scaling.type' is su"),
+    "unknown scaling": ({"extra": {"rope.scaling.type": "spiral"}}, "'rope_scaling.type' is spiral"),
     "scaling without a type": ({"extra": {"rope.scaling.attn_factor": 1.5}}, "'rope.scaling.attn_factor' is 1.5"),
     "heads per layer": ({"extra": {"attention.head_count": [8, 4]}}, "'num_attention_heads' is"),
     "other frequencies": ({"extra": {"rope_factors_long.weight": np.ones(5, np.float32)}}, "'rope_factors_long' is"),

@@ -32,8 +32,8 @@ CONFIGS = {
     "unknown activation": ({"hidden_act": "laplace"}, "'hidden_act' is laplace; allowed: gelu"),
     "groups that do not divide": ({"num_key_value_heads": 3}, "num_kv_heads is 3"),
     "unknown scaling": (
-        {"rope_scaling": {"rope_type": "su", "factor": 2.0}},
-        "'rope_scaling.rope_type' is su; allowed: .*yarn",
+        {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}},
+        "'rope_scaling.rope_type' is spiral; allowed: .*yarn",
     ),
     "unknown key of a scaling": ({"rope_scaling": ROPE | {"beta_fast": 32}}, "'rope_scaling.beta_fast' is 32"),
     "factor without a type": ({"rope_scaling": {"factor": 2.0}}, "'rope_scaling.factor' is 2.0"),
