@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -10,8 +11,8 @@ import numpy as np
 
 from jaxlm.config import ModelConfig
 from jaxlm.detokenize import Detokenizer, StopStrings
-from jaxlm.errors import JaxlmTypeError, RequestError
-from jaxlm.loop import MOST_STEPS, RUNNING, STOP, Settings, token_chunks
+from jaxlm.errors import JaxlmError, JaxlmTypeError, RequestError
+from jaxlm.loop import LENGTH, MOST_STEPS, REFUSED, RUNNING, STOP, Settings, token_chunks
 from jaxlm.params import Params
 from jaxlm.sample import check_settings
 from jaxlm.tokenizer import Tokenizer
@@ -106,7 +107,7 @@ def generate(
         model, rows, max_new_tokens, seed, ignore_eos, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = check_stops(stop)
     answers = [Answer(model, ids, stops, ignore_eos) for ids in rows]
     steps = STEPS_BETWEEN_LOOKS if stops else MOST_STEPS
     if max_new_tokens > 0:
@@ -128,18 +129,25 @@ def start_stream(
     """Check and encode now; the iterator then gives the growing answer and its next piece after every step."""
     rows = encode_prompts(model, prompt if isinstance(prompt, str) else [prompt])
     settings = make_settings(model, rows, max_new_tokens, seed, ignore_eos, **sampling)
-    answer = Answer(model, rows[0], (stop,) if isinstance(stop, str) else tuple(stop), ignore_eos)
+    answer = Answer(model, rows[0], check_stops(stop), ignore_eos)
     return run(model, [answer], settings, 1) if max_new_tokens > 0 else iter(())
 
 
 def run(
     model: Model, answers: list[Answer], settings: Settings, steps: int
 ) -> Iterator[tuple[list[Answer], list[str]]]:
-    """Drive the device loop, `steps` at a time, until every answer is complete."""
+    """Drive the device loop, `steps` at a time, until every answer is complete.
+
+    Raises JaxlmError when logits leave an answer nothing to choose, unless a stop string has completed it before.
+    """
     prompts = [answer.prompt_ids for answer in answers]
+    reasons = {RUNNING: None, REFUSED: None, STOP: "stop", LENGTH: "length"}
     for new, status in token_chunks(model.params, model.config, prompts, settings, steps):
-        reasons = [None if s == RUNNING else "stop" if s == STOP else "length" for s in status]
-        yield answers, [a.push(ids, reason) for a, ids, reason in zip(answers, new, reasons, strict=True)]
+        yield answers, [a.push(ids, reasons[s]) for a, ids, s in zip(answers, new, status.tolist(), strict=True)]
+        for row, answer in enumerate(answers):
+            if status[row] == REFUSED and not answer.reason:
+                where = f"prompt {row}: the logits of new token {len(answer.token_ids) + 1}"
+                raise JaxlmError(f"{where} hold NaN or +inf, or no id that may be chosen")
         if all(answer.reason for answer in answers):
             return
 
@@ -157,12 +165,29 @@ def encode_prompt(model: Model, where: str, prompt: Any) -> list[int]:
         if model.tokenizer is None:
             raise RequestError(f"{where} is a text, but the model has no tokenizer; allowed: a list of ids")
         return model.tokenizer.encode(prompt)
-    ids = np.asarray(prompt)
+    ids = as_array(where, prompt)
     if ids.ndim == 1 and not ids.size:
         return []
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise JaxlmTypeError(f"{where} is a {type(prompt).__name__}; allowed: a text or a list of integer ids")
     return [int(i) for i in ids]
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """numpy's reading of a value; refused if it has none."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        raise JaxlmTypeError(f"{name} is {value!r}; allowed: a number or a flat list of numbers") from None
+
+
+def check_stops(stop: Any) -> tuple[str, ...]:
+    """One string or several, as a tuple; what is in it is checked by `StopStrings`."""
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, Sequence):
+        raise JaxlmTypeError(f"stop is {stop!r}; allowed: a text or a list of texts")
+    return tuple(stop)
 
 
 def check_prompt(model: Model, where: str, ids: list[int]) -> list[int]:
@@ -185,8 +210,14 @@ def make_settings(
     temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0, repetition_penalty: Any = 1.0,
 ) -> Settings:  # fmt: skip
     """Check every setting and lay it out by row."""
-    check_settings(temperature, top_k, top_p, min_p, repetition_penalty)
-    if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
+    sampling = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }  # fmt: skip
+    for name, value in sampling.items():
+        as_array(name, value)
+    check_settings(**sampling)
+    if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
         raise RequestError(f"max_new_tokens is {max_new_tokens!r}; allowed: an integer of at least 0")
     batch, config = len(rows), model.config
     limits = [min(max_new_tokens, config.max_positions - len(ids)) for ids in rows]
@@ -200,21 +231,24 @@ def make_settings(
         repetition_penalty=by_row("repetition_penalty", repetition_penalty, batch, np.float32),
         keys=jax.vmap(jax.random.key)(row_seeds(seed, batch)),
         max_new_tokens=jnp.asarray(limits, jnp.int32),
-        eos_ids=jnp.asarray((-2,) if ignore_eos else (*model.eos_ids, -2), jnp.int32),  # No id is -2.
+        # No id is -2: so many of them whether the ends count or not, for the shape to be the same.
+        eos_ids=jnp.asarray([-2 if ignore_eos else i for i in (*model.eos_ids, -2)], jnp.int32),
         allowed=jnp.asarray(known),
     )
 
 
 def by_row(name: str, value: Any, batch: int, dtype: Any) -> jax.Array:
-    array = np.asarray(value, dtype)
+    array = as_array(name, value)
     if array.shape not in ((), (batch,)):
         raise RequestError(f"{name} has {array.size} values; allowed: one, or one for each of the {batch} prompts")
-    return jnp.asarray(np.broadcast_to(array, (batch,)))
+    if array.dtype.kind == "f":  # Beyond float32 is as good as its end.
+        array = np.clip(array, 0.0, np.finfo(np.float32).max)
+    return jnp.asarray(np.broadcast_to(array.astype(dtype), (batch,)))
 
 
 def row_seeds(seed: Any, batch: int) -> jax.Array:
     """uint32 [B]: seed + row, or the list as it is."""
-    array = np.asarray(seed)
+    array = as_array("seed", seed)
     if array.dtype.kind not in "iu" or array.min(initial=0) < 0 or array.max(initial=0) >= 2**32:
         raise RequestError(f"seed is {seed!r}; allowed: an integer from 0 to {2**32 - 1}, or one per prompt")
     if array.ndim == 0:

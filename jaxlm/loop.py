@@ -16,7 +16,6 @@ from flax import struct
 
 from jaxlm.cache import KVCache, grow, init_cache
 from jaxlm.config import ModelConfig
-from jaxlm.errors import JaxlmError
 from jaxlm.model import extend, lm_head, with_precision
 from jaxlm.params import Params
 from jaxlm.sample import penalise_repeats, sample
@@ -67,7 +66,7 @@ def choose(logits: jax.Array, state: LoopState, settings: Settings) -> LoopState
         min_p=settings.min_p,
     )  # fmt: skip
     running = state.status == RUNNING
-    count = state.count + running.astype(jnp.int32)
+    count = state.count + (running & (token >= 0)).astype(jnp.int32)
     ended = jnp.any(token[:, None] == settings.eos_ids[None, :], axis=1)
     status = jnp.where(count >= settings.max_new_tokens, LENGTH, RUNNING)
     status = jnp.where(token < 0, REFUSED, jnp.where(ended, STOP, status))
@@ -172,13 +171,13 @@ def token_chunks(
 ) -> Iterator[tuple[list[list[int]], np.ndarray]]:
     """New ids per row, at most `steps` at a time, with each row's status, until every row is done.
 
-    The cache doubles when the longest row has filled it. Raises JaxlmError when a row's logits leave nothing to choose.
+    The cache doubles when the longest row has filled it. A row is REFUSED when its logits leave nothing to choose.
     """
     longest = max(len(p) for p in prompts)
     slots = ladder(longest + LEAST_ROOM, LEAST_SLOTS)
     state = start(params, config, prompts, settings, slots)
-    status, made = check_status(state), np.asarray(state.count)
-    yield [[int(token)] for token in np.asarray(state.token)], status
+    status, made = np.asarray(state.status), np.asarray(state.count)
+    yield [[token][:count] for token, count in zip(np.asarray(state.token).tolist(), made, strict=True)], status
     written = longest
     while (status == RUNNING).any():
         if written == slots:
@@ -186,17 +185,7 @@ def token_chunks(
             state = replace(state, cache=grow(state.cache, config, slots))
         room = min(steps, MOST_STEPS, slots - written)
         state, chosen = decode_loop(params, state, settings, jnp.int32(room), config)
-        status, before, made = check_status(state), made, np.asarray(state.count)
+        status, before, made = np.asarray(state.status), made, np.asarray(state.count)
         ids, new = np.asarray(chosen), made - before
         yield [ids[row, : new[row]].tolist() for row in range(len(prompts))], status
         written += room
-
-
-def check_status(state: LoopState) -> np.ndarray:
-    """Each row's status; refused if a row's logits left it nothing to choose."""
-    status = np.asarray(state.status)
-    if (status == REFUSED).any():
-        row = int(np.argmax(status == REFUSED))
-        step = int(np.asarray(state.count)[row])
-        raise JaxlmError(f"prompt {row}: the logits of new token {step} hold NaN or +inf, or no id that may be chosen")
-    return status
