@@ -1,4 +1,4 @@
-"""MXFP4 (OCP Microscaling Formats 1.0, 2023): blocks of 32 four-bit floats (E2M1) that share one power of two (E8M0)."""
+"""MXFP4 (OCP Microscaling Formats 1.0, 2023): blocks of 32 four-bit floats (E2M1) sharing a power of two (E8M0)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
 class Mxfp4:
     """Experts' matrices from two sources of bytes: blocks [E,R,D/32,16] and scales [E,R,D/32].
 
-    A byte holds two weights, the lower four bits first; a scale s is a factor of 2 ** (s - 127). The rows of two targets
+    A byte holds two weights, the lower four bits first; a scale s is a factor of 2 ** (s - 127). Rows of two targets
     alternate. The weights are exact in bfloat16. Read only: a model is written with plain floats.
     """
 

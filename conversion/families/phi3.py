@@ -63,5 +63,7 @@ FAMILY = Family(
         Row(GATE_UP, "blk.{i}.ffn_up.weight", Fused()),
     ),
     harmless=("embd_pdrop", "resid_pdrop"),
-    neutral={"attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
-)
+    neutral={
+        "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+    },
+)  # fmt: skip
