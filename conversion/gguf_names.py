@@ -115,7 +115,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], 
         fields["vocab_size"] = tensors["token_embd.weight"].shape[0]
     fields |= {field: _settings(tensors[name]) for name, field in SETTINGS.items() if name in tensors}
     names = {**FIELDS, **(family.gguf_names if family else {})}
-    fields |= _scaling(own) | _head_width(own, names)
+    fields |= _scaling(own, names) | _head_width(own, names)
     fields |= {names.get(key, key): value for key, value in own.items()}
     if family and family.gguf_fields:
         fields |= family.gguf_fields(own, frozenset(tensors))
@@ -129,8 +129,8 @@ def _settings(info: TensorInfo) -> list[float]:
     return read(info).astype(float).tolist()
 
 
-def _scaling(own: dict[str, Any]) -> dict[str, Any]:
-    """The rope.scaling.* entries as a rope_scaling object; they are taken out of `own`."""
+def _scaling(own: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The rope.scaling.* entries as a rope_scaling object, named by `names` or `SCALING`; taken out of `own`."""
     keys = [key for key in own if key.startswith("rope.scaling.")]
     entries = {key.removeprefix("rope.scaling."): own.pop(key) for key in keys}
     entries.pop("finetuned", None)  # Says how the model was trained, not how it runs.
@@ -142,7 +142,8 @@ def _scaling(own: dict[str, Any]) -> dict[str, Any]:
         return {}
     if kind is None:
         return {f"rope.scaling.{name}": value for name, value in entries.items()}
-    return {"rope_scaling": {SCALING.get(name, name): value for name, value in entries.items()}}
+    keyed = {name: names.get(f"rope.scaling.{name}", SCALING.get(name, name)) for name in entries}
+    return {"rope_scaling": {keyed[name]: value for name, value in entries.items()}}
 
 
 def _head_width(own: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
