@@ -5,6 +5,16 @@ verification. What does not: anything that runs on the device (jaxlm/) and jaxlm
 """
 
 from jaxlm.conversion.load import Loaded, config_for, layer_tensors, load_params, load_source
+from jaxlm.conversion.quantised import load_quantised
 from jaxlm.conversion.source import Source, open_source
 
-__all__ = ["Loaded", "Source", "config_for", "layer_tensors", "load_params", "load_source", "open_source"]
+__all__ = [
+    "Loaded",
+    "Source",
+    "config_for",
+    "layer_tensors",
+    "load_params",
+    "load_quantised",
+    "load_source",
+    "open_source",
+]

@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
 def add_model_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--model", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the file")
+    sub.add_argument("--quantize", choices=("int8", "int4", "file"), help="round weights, or keep a GGUF file's blocks")
     sub.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
 
 
@@ -141,7 +142,7 @@ def run_info(args: argparse.Namespace) -> None:
 def load_model(args: argparse.Namespace) -> Any:
     keep_compiled()
     with progress_bar(f"loading {args.model}", args.quiet) as progress:
-        return load(args.model, dtype=args.dtype, progress=progress)
+        return load(args.model, dtype=args.dtype, quantize=args.quantize, progress=progress)
 
 
 def messages_of(system: str | None, *user: str) -> list[dict[str, str]]:

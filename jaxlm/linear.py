@@ -12,8 +12,8 @@ from jaxlm.quant import cut, is_weight, widen
 def project(spec: str, x: jax.Array, weight: Any, dtype: Any = None) -> jax.Array:
     """einsum(spec, x, weight), accumulated in float32, returned in `dtype` (default: that of x).
 
-    weight: an array, a quantised node, or one layer of a stack that has not been cut out (jaxlm.quant). The product runs
-    in the precision that `jax.default_matmul_precision` sets. For a few rows on a CPU, the optional kernels do it.
+    weight: an array, a quantised node, or one layer of a stack that has not been cut out (jaxlm.quant). The product
+    runs in the precision that `jax.default_matmul_precision` sets. For a few rows on a CPU, the optional kernels do it.
     """
     return project_all([spec], x, [weight], dtype)[0]
 

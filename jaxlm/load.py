@@ -15,7 +15,7 @@ from jaxlm.checkpoints import (
     write_checkpoint,
 )
 from jaxlm.config import DTYPES
-from jaxlm.conversion import config_for, layer_tensors, load_params, open_source
+from jaxlm.conversion import config_for, layer_tensors, load_params, load_quantised, open_source
 from jaxlm.errors import RequestError
 from jaxlm.generate import Model
 from jaxlm.tokenizer import Tokenizer
@@ -34,14 +34,20 @@ def load(
     """A model ready to run, from a Hugging Face folder, a GGUF file, a jaxlm checkpoint, a known name or a hub id.
 
     dtype: "float32", "bfloat16" or "float16"; None keeps the file's (float32 for what a GGUF file stores in blocks).
+    quantize: "int8" or "int4" rounds the large matrices, 32 neighbours sharing a scale; "file" keeps the blocks of a
+    GGUF file as they are stored; activations stay in dtype.
     progress is called with the bytes done and the bytes in all. Raises CheckpointError, ConfigError or TokenizerError,
     which name the file, tensor or field, for anything missing, damaged or not understood.
     """
     check_dtype(dtype)
-    if mesh is not None or quantize is not None:
-        raise RequestError("load: mesh and quantize are not supported yet; allowed: None")
+    if mesh is not None:
+        raise RequestError("load: mesh is not supported yet; allowed: None")
     path = resolve(source)
-    return (load_checkpoint if is_checkpoint(path) else load_foreign)(path, str(source), dtype, progress)
+    if not is_checkpoint(path):
+        return load_foreign(path, str(source), dtype, quantize, progress)
+    if quantize is not None:
+        raise RequestError(f"quantize is {quantize!r}, but {path} is a jaxlm checkpoint; load the original instead")
+    return load_checkpoint(path, str(source), dtype, progress)
 
 
 def load_checkpoint(path: Path, name: str, dtype: str | None, progress: Progress | None) -> Model:
@@ -54,11 +60,16 @@ def load_checkpoint(path: Path, name: str, dtype: str | None, progress: Progress
     return Model(config, params, tokenizer, all_eos_ids(tokenizer, checkpoint.eos_ids), name)
 
 
-def load_foreign(path: Path, name: str, dtype: str | None, progress: Progress | None) -> Model:
+def load_foreign(
+    path: Path, name: str, dtype: str | None, quantize: str | None, progress: Progress | None
+) -> Model:
     """From a Hugging Face folder or a GGUF file."""
     source = open_source(path)
     tokenizer = Tokenizer.from_files(source.tokenizer_files) if source.tokenizer_files else None
-    config, params = load_params(source, dtype, progress)
+    if quantize is None:
+        config, params = load_params(source, dtype, progress)
+    else:
+        config, params = load_quantised(source, quantize, dtype, progress)
     return Model(config, params, tokenizer, all_eos_ids(tokenizer, source.eos_ids), name)
 
 

@@ -87,7 +87,8 @@ def sorted_experts(
         inputs, scale = inputs * scale.astype(x.dtype), jnp.ones_like(scale)
 
     def grouped(values: jax.Array, name: str) -> jax.Array:
-        product = jax.lax.ragged_dot_general(values, widen(params[name], x.dtype), sizes, GROUPED, preferred_element_type=jnp.float32)
+        weights = widen(params[name], x.dtype)
+        product = jax.lax.ragged_dot_general(values, weights, sizes, GROUPED, preferred_element_type=jnp.float32)
         bias = params.get(f"{name}_bias")
         return add_bias(product.astype(x.dtype), None if bias is None else pick(bias, experts))
 

@@ -1,7 +1,7 @@
 """Quantised weights: blocks of small integers with a scale each, as pytree nodes that take an array's place.
 
-A node keeps the shape of the array that it stands for, but for its last axis: groups of `group` neighbours along it share
-a scale. It is multiplied through `project`, like any weight; only there, or in `widen`, do its numbers become floats.
+A node keeps the shape of the array that it stands for, but for its last axis: groups of `group` neighbours along it
+share a scale. It is multiplied through `project`, like any weight; only there, or in `widen`, do its numbers become floats.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Q4(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer of a stacked weight [R, ...] that has not been cut out: whoever needs the numbers cuts it, or need not."""
+    """One layer of a stacked weight [R, ...], not cut out yet: not everyone who is given it needs a copy."""
 
     stack: Any
     index: jax.Array
@@ -102,7 +102,7 @@ def unpack(packed: jax.Array) -> jax.Array:
 
 
 def quantize(array: np.ndarray, kind: str, group: int = GROUP) -> Any:
-    """Round an array to "int8" (symmetric) or "int4" (with a minimum), a scale per `group` neighbours along the last axis.
+    """Round an array to "int8" (symmetric) or "int4" (with a minimum), `group` neighbours on the last axis to a scale.
 
     numpy in, numpy leaves out; scales in float16. Raises RequestError if the group does not divide the axis.
     """
