@@ -203,17 +203,8 @@ params = c.restore_params(opened)
 c.save_params(sys.argv[2], opened.config, params)
 assert threading.enumerate() == [threading.main_thread()]
 """
-    command = [
-        sys.executable,
-        "-X",
-        "dev",
-        "-W",
-        "ignore::DeprecationWarning",
-        "-c",
-        code,
-        str(made),
-        str(tmp_path / "d"),
-    ]
+    warn = ["-W", "always::ResourceWarning", "-W", "always::RuntimeWarning"]
+    command = [sys.executable, *warn, "-c", code, str(made), str(tmp_path / "d")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (result.stdout, result.stderr, result.returncode) == ("", "", 0)
 

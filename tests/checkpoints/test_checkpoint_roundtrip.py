@@ -149,11 +149,13 @@ def test_chunks_tile_the_array(shape, itemsize, data):
 
 
 def test_large_layers_are_cut_along_the_axis_that_devices_share(tmp_path, monkeypatch):
+    """Along ffn width and heads, though the model's width is larger; then along what is left."""
     monkeypatch.setattr(layout, "CHUNK_BYTES", 128)
-    params = random_bits(WIDE)
-    opened = checkpoints.save_params(tmp_path / "c", WIDE, params)
-    assert opened.leaves["segments.0.0.ffn.down"].chunk == (1, 8, 4)
-    assert opened.leaves["segments.0.0.attn.q"].chunk == (1, 2, 2, 8)
+    config = tiny.config(*[tiny.layer(heads=4, kv_heads=4, head_dim=2, inner=8)] * 2, hidden_size=16)
+    params = random_bits(config)
+    opened = checkpoints.save_params(tmp_path / "c", config, params)
+    assert opened.leaves["segments.0.0.ffn.down"].chunk == (1, 16, 2)
+    assert opened.leaves["segments.0.0.attn.q"].chunk == (1, 1, 2, 16)
     monkeypatch.undo()  # A reader follows the file, not its own idea of chunks.
     assert bits(checkpoints.restore_params(checkpoints.read_checkpoint(tmp_path / "c"))) == bits(params)
 
