@@ -48,11 +48,11 @@ EXPERTS = (
     Row("ffn.experts.down", MLP + "experts.{e}.down_proj.weight"),
 )
 # Repeats of other fields, training, and layers that only guess further tokens.
-HARMLESS = """
-    aux_loss_alpha ep_size head_dim max_position_embeddings num_mtp_layers num_nextn_predict_layers qk_head_dim
-    router_aux_loss_coef seq_aux
-    attention.key_length attention.key_length_mla attention.value_length attention.value_length_mla
-""".split()
+HARMLESS = (
+    "aux_loss_alpha", "ep_size", "head_dim", "max_position_embeddings", "num_mtp_layers", "num_nextn_predict_layers",
+    "qk_head_dim", "router_aux_loss_coef", "seq_aux",
+    "attention.key_length_mla", "attention.value_length", "attention.value_length_mla",
+)  # fmt: skip
 
 
 def attention(c: Fields, rope: RopeSpec, queries: QueryScaling | None = None) -> LatentAttentionSpec:

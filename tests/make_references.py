@@ -18,6 +18,11 @@ from family_cases import Case, cases, family_names, reference_path
 from foreign import save_folder
 from safetensors import safe_open
 
+# Known to transformers as the language model of a larger one only.
+transformers.AutoModelForCausalLM.register(
+    transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+)
+
 
 def names_and_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Every tensor of a saved model."""

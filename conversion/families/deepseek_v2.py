@@ -43,6 +43,6 @@ FAMILY = Family(
     gguf_when=lambda fields: fields.any("expert_gating_func", 1) == 1,
     gguf_fields=latent_gguf.fields,
     gguf_names=latent_gguf.NAMES,
-    harmless=tuple(latent.HARMLESS),
+    harmless=latent.HARMLESS,
     neutral={"expert_gating_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False, "scoring_func": "softmax"},
 )

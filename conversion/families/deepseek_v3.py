@@ -45,7 +45,7 @@ FAMILY = Family(
     gguf_when=lambda fields: fields.any("expert_gating_func", 1) == 2,
     gguf_fields=latent_gguf.fields,
     gguf_names=latent_gguf.NAMES,
-    harmless=tuple(latent.HARMLESS),
+    harmless=latent.HARMLESS,
     neutral={
         "expert_gating_func": "sigmoid", "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
     },

@@ -40,11 +40,13 @@ BASE = {
     "eos_token_id": 2,
 }
 GREEDY = {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+PLAIN = {"rope_type": "default"}
 
 CASES = (
     Case("yarn_groups", BASE),
     Case("lite", BASE | GREEDY, seed=1),
-    Case("biases", BASE | {"attention_bias": True, "mlp_bias": True, "rope_parameters": YARN | {"mscale": 1.0}}, seed=2),
-    Case("plain_tied", BASE | GREEDY | {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default"}}, seed=3),
+    Case("biases", BASE | BIASES | {"rope_parameters": YARN | {"mscale": 1.0}}, seed=2),
+    Case("plain_tied", BASE | GREEDY | {"tie_word_embeddings": True, "rope_parameters": PLAIN}, seed=3),
     Case("dense_first", BASE | {"first_k_dense_replace": 2, "v_head_dim": 10, "topk_group": 3}, seed=4),
 )
