@@ -10,10 +10,12 @@ from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpe
 from jaxlm.errors import JaxlmError
 from jaxlm.ffn import ffn
 from jaxlm.generate import Generation, Model, generate, stream
+from jaxlm.ledger import compile_ledger
 from jaxlm.load import convert, load
 from jaxlm.model import decode_step, embed, forward, lm_head, prefill
 from jaxlm.params import init_params, unstack
 from jaxlm.sample import sample
+from jaxlm.warm import warmup
 
 __all__ = [
     "AttentionSpec",
@@ -27,6 +29,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "attention",
+    "compile_ledger",
     "convert",
     "decode_step",
     "embed",
@@ -41,4 +44,5 @@ __all__ = [
     "sample",
     "stream",
     "unstack",
+    "warmup",
 ]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from jaxlm.checkpoints import DEFAULT
@@ -15,15 +16,15 @@ from jaxlm.load import convert, load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 not verified, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
     # A terminal that cannot show a character must not end the answer.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
-        return 0
+        return code or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, parents=[common])
         sub.set_defaults(run=run)
         return sub
@@ -69,6 +70,25 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("dest", metavar="DEST", help="the folder to make")
     sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the source")
     sub.add_argument("--force", action="store_true", help="replace DEST if it holds something")
+
+    sub = command("export", run_export, "Write a folder that transformers loads.")
+    sub.add_argument("source", metavar="SOURCE")
+    sub.add_argument("dest", metavar="DEST", help="the folder to make")
+    sub.add_argument("--format", choices=("hf",), default="hf", help="hf: config.json and safetensors")
+    sub.add_argument("--force", action="store_true", help="replace DEST if it holds something")
+
+    sub = command("verify", run_verify, "Compare a checkpoint's numbers with transformers, or with a golden file.")
+    sub.add_argument("source", metavar="SOURCE")
+    sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the file")
+    sub.add_argument("--golden", type=Path, metavar="FILE", help="compare with this file instead of transformers")
+    sub.add_argument("--save-golden", type=Path, metavar="FILE", help="keep the reference's numbers for later")
+    sub.add_argument("--tolerance", type=float, metavar="X", help="relative; default by dtype (float32: 1e-4)")
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+
+    sub = command("warmup", run_warmup, "Compile ahead what generation needs, and keep it for later starts.")
+    add_model_flags(sub)
+    sub.add_argument("--max-len", type=int, default=1024, metavar="N", help="prompt and answer; default: %(default)s")
+    sub.add_argument("--batch", type=int, default=1, metavar="B", help="default: %(default)s")
 
     sub = command("info", run_info, "Show config, sizes and memory needed, without loading weights.")
     sub.add_argument("source", metavar="SOURCE")
@@ -130,6 +150,35 @@ def run_convert(args: argparse.Namespace) -> None:
         report = None if args.quiet else lambda line: print(line, file=sys.stderr)
         convert(args.source, args.dest, dtype=args.dtype, force=args.force, progress=progress, report=report)
     print(f"wrote {args.dest}", file=sys.stderr)
+
+
+def run_export(args: argparse.Namespace) -> None:
+    from jaxlm.load import export
+
+    with progress_bar(f"loading {args.source}", args.quiet) as progress:
+        export(args.source, args.dest, force=args.force, progress=progress)
+    print(f"wrote {args.dest}", file=sys.stderr)
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from jaxlm.checkpoints import resolve
+    from jaxlm.conversion.verify import as_json, render, verify
+
+    with progress_bar(f"loading {args.source}", args.quiet) as progress:
+        model = load(args.source, dtype=args.dtype, progress=progress)
+    found = verify(
+        model, resolve(args.source), golden=args.golden, keep_golden=args.save_golden, tolerance=args.tolerance,
+        say=lambda line: None if args.quiet else print(line, file=sys.stderr),
+    )  # fmt: skip
+    print(as_json(found) if args.json else render(found))
+    return 0 if found.passed else 1
+
+
+def run_warmup(args: argparse.Namespace) -> None:
+    from jaxlm.warm import warmup
+
+    model = load_model(args)
+    warmup(model, batch=args.batch, max_len=args.max_len, say=lambda line: print(line, file=sys.stderr))
 
 
 def run_info(args: argparse.Namespace) -> None:

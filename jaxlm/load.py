@@ -1,7 +1,7 @@
 """`load` and `convert`: whatever kind of checkpoint it is, a `Model` or a jaxlm checkpoint comes out."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from jaxlm.checkpoints import (
     restore_params,
     write_checkpoint,
 )
+from jaxlm.checkpoints.workspace import check_destination
 from jaxlm.config import DTYPES
 from jaxlm.conversion import config_for, layer_tensors, load_params, load_quantised, open_source
+from jaxlm.conversion.export import export_hf
 from jaxlm.errors import RequestError
 from jaxlm.generate import Model
 from jaxlm.tokenizer import Tokenizer
@@ -110,6 +112,29 @@ def convert(
         force=force, progress=progress,
     )  # fmt: skip
     return checkpoint.path
+
+
+def export(
+    source: str | Path, dest: str | Path, *, force: bool = False, progress: Progress | None = None
+) -> Path:
+    """Write a Hugging Face folder that transformers loads, tokenizer files included; -> the folder.
+
+    Weights keep the source's dtype and bits (what a GGUF file stores in blocks becomes float32). Raises CheckpointError
+    for a `dest` that holds something (unless force), ConfigError for a model whose config cannot be written.
+    """
+    path = resolve(source)
+    check_destination(dest, [path], force)
+    original: Mapping[str, Any] | None
+    if is_checkpoint(path):
+        checkpoint = read_checkpoint(path)
+        original = checkpoint.source_config
+        files = {name: checkpoint.read_file(name) for name in checkpoint.tokenizer_files}
+    else:
+        opened = open_source(path)
+        original, files = opened.original, opened.tokenizer_files
+    model = load(source, progress=progress)
+    export_hf(model.config, model.params, original or {}, dest, files=files, force=force)
+    return Path(dest)
 
 
 def check_dtype(dtype: str | None) -> None:

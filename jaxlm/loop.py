@@ -146,16 +146,36 @@ def start(params: Params, config: ModelConfig, prompts: list[list[int]], setting
     cache = init_cache(config, len(prompts), slots)
     last = jnp.zeros((len(prompts), config.hidden_size), jnp.dtype(config.dtype))
     context = np.array([len(p) for p in prompts], np.int32)
-    done, longest = 0, int(context.max())
-    while done < longest:
-        width = next((c for c in CHUNKS if c >= longest - done), CHUNKS[-1])
+    for done, width, read in chunk_plan(int(context.max()), slots):
         pieces = [p[done : done + width] for p in prompts]
         tokens = np.array([piece + [0] * (width - len(piece)) for piece in pieces], np.int32)
         counts = np.array([len(piece) for piece in pieces], np.int32)
-        read = min(ladder(done, CHUNKS[-1]), slots) if done else 0
         last, cache = prefill_chunk(params, tokens, counts, context, cache, last, config, read)
+    return first_token(params, last, cache, seen, settings, config)
+
+
+def chunk_plan(longest: int, slots: int) -> list[tuple[int, int, int]]:
+    """(first token, width, slots of the cache to read) of each prefill chunk of a prompt."""
+    plan, done = [], 0
+    while done < longest:
+        width = next((c for c in CHUNKS if c >= longest - done), CHUNKS[-1])
+        plan.append((done, width, min(ladder(done, CHUNKS[-1]), slots) if done else 0))
         done += width
-    return first_token(params, last, cache, jnp.asarray(seen), settings, config)
+    return plan
+
+
+def slots_for(longest: int) -> int:
+    """The slots that a generation starts with."""
+    return ladder(longest + LEAST_ROOM, LEAST_SLOTS)
+
+
+def warm_shapes(max_len: int) -> dict[int, set[tuple[int, int]]]:
+    """Every cache size that rows of up to `max_len` tokens meet, with the (width, read) of the chunks met there."""
+    shapes: dict[int, set[tuple[int, int]]] = {}
+    for longest in range(1, max_len):
+        slots = slots_for(longest)
+        shapes.setdefault(slots, set()).update((width, read) for _, width, read in chunk_plan(longest, slots))
+    return {slots: chunks for slots, chunks in shapes.items() if slots < 2 * max_len or slots == LEAST_SLOTS}
 
 
 def ladder(needed: int, least: int) -> int:
@@ -174,7 +194,7 @@ def token_chunks(
     The cache doubles when the longest row has filled it. A row is REFUSED when its logits leave nothing to choose.
     """
     longest = max(len(p) for p in prompts)
-    slots = ladder(longest + LEAST_ROOM, LEAST_SLOTS)
+    slots = slots_for(longest)
     state = start(params, config, prompts, settings, slots)
     status, made = np.asarray(state.status), np.asarray(state.count)
     yield [[token][:count] for token, count in zip(np.asarray(state.token).tolist(), made, strict=True)], status
