@@ -52,6 +52,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     window, ropes = max(a.window for a in attentions), [a.rope for a in attentions if a.rope]
     head_dim = attentions[0].head_dim
     return standard.describe(config) | (describe_rope(ropes[0], config.max_positions, head_dim) if ropes else {}) | {
+        "pad_token_id": None,  # The published default may lie outside the vocabulary.
         "attention_bias": attentions[0].qkv_bias,
         "mlp_bias": standard.ffn_of(config.layers[0]).bias,
         "no_rope_layers": [int(a.rope is not None) for a in attentions],

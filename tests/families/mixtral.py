@@ -18,9 +18,10 @@ BASE = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 
+# Seeds with no near tie between experts, which rounding to bfloat16 could turn.
 CASES = (
     Case("window", BASE | {"sliding_window": 5}, seed=1),
-    Case("plain", BASE),
+    Case("plain", BASE, seed=5),
     Case("tied_linear", BASE | {"tie_word_embeddings": True, "rope_parameters": LINEAR}, seed=2),
     Case("head_dim_absent", {**BASE, "head_dim": None, "num_experts_per_tok": 3, "hidden_act": "gelu"}, seed=3),
     Case("defaults", {**BASE, "num_local_experts": 8, "num_key_value_heads": 8, "rms_norm_eps": 0.05}, seed=4),

@@ -21,11 +21,12 @@ BASE = {
 WINDOW = {"use_sliding_window": True, "sliding_window": 5}
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 
+# Seeds with no near tie between experts, which rounding to bfloat16 could turn.
 CASES = (
     Case("window", BASE | WINDOW | {"num_hidden_layers": 3, "mlp_only_layers": [1]}),
     Case("plain", BASE, seed=1),
     Case("not_normalised", BASE | {"norm_topk_prob": False, "attention_bias": True, "sliding_window": 5}, seed=2),
-    Case("every_other_layer", BASE | {"num_hidden_layers": 4, "decoder_sparse_step": 2}, seed=3),
+    Case("every_other_layer", BASE | {"num_hidden_layers": 4, "decoder_sparse_step": 2}, seed=6),
     Case("one_expert_tied", BASE | {"num_experts_per_tok": 1, "tie_word_embeddings": True}, seed=4),
     Case("bias_yarn", BASE | {"attention_bias": True, "rope_parameters": YARN}, length=40, seed=5),
 )
