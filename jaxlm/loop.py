@@ -143,7 +143,7 @@ def start(params: Params, config: ModelConfig, prompts: list[list[int]], setting
     seen = np.zeros((len(prompts), config.vocab_size), bool)
     for row, ids in enumerate(prompts):
         seen[row, ids] = True
-    cache = init_cache(config, len(prompts), slots)
+    cache = init_cache(config, len(prompts), slots, cache_dtype(config))
     last = jnp.zeros((len(prompts), config.hidden_size), jnp.dtype(config.dtype))
     context = np.array([len(p) for p in prompts], np.int32)
     for done, width, read in chunk_plan(int(context.max()), slots):
@@ -152,6 +152,11 @@ def start(params: Params, config: ModelConfig, prompts: list[list[int]], setting
         counts = np.array([len(piece) for piece in pieces], np.int32)
         last, cache = prefill_chunk(params, tokens, counts, context, cache, last, config, read)
     return first_token(params, last, cache, seen, settings, config)
+
+
+def cache_dtype(config: ModelConfig) -> str:
+    """The config's, but float32 on a CPU, where XLA widens and rewrites a whole 16-bit cache for every token."""
+    return "float32" if jax.default_backend() == "cpu" else config.dtype
 
 
 def chunk_plan(longest: int, slots: int) -> list[tuple[int, int, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlm.cache import grow, init_cache
 from jaxlm.errors import RequestError
 from jaxlm.generate import Model, make_settings
-from jaxlm.loop import decode_loop, first_token, prefill_chunk, warm_shapes
+from jaxlm.loop import cache_dtype, decode_loop, first_token, prefill_chunk, warm_shapes
 
 
 def warmup(
@@ -37,7 +37,7 @@ def warm_size(model: Model, batch: int, slots: int, chunks: list[tuple[int, int]
     settings = make_settings(model, [[0]] * batch, 1, 0, True)
     context = np.ones((batch,), np.int32)
     none = np.zeros((batch,), np.int32)
-    cache = init_cache(config, batch, slots)
+    cache = init_cache(config, batch, slots, cache_dtype(config))
     last = jnp.zeros((batch, config.hidden_size), jnp.dtype(config.dtype))
     for width, read in chunks:
         tokens = np.zeros((batch, width), np.int32)
