@@ -122,6 +122,9 @@ def test_precision_reaches_every_product():
             assert text.count("Precision.HIGHEST") == 2 * count * text.count("dot_general")
 
 
+unchecked = pytest.mark.xfail(reason="the kinds of values are not checked", strict=True)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("bad", [0, -1, 1.5, "4", None, True, np.nan])
     @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ class TestRefusals:
             (lambda: model({"window": 2.0}), "window"),
             (lambda: model(scaling=FactorScaling((1.0,))), "factors.*2"),
             (lambda: model(layer={"pre_norm": False}), "pre_norm"),
-            (lambda: Llama3Scaling(**llama3 | {"high_freq_factor": 1.0}), "high_freq_factor"),
+            (lambda: Llama3Scaling(**llama3 | {"high_freq_factor": 0.5}), "high_freq_factor"),
             (lambda: Llama3Scaling(**llama3 | {"original_max_positions": 0}), "original_max_positions"),
         ],
     )
@@ -181,17 +184,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "make",
         [
-            pytest.param(lambda: model(tie_embeddings="false"), id="a string for a truth value"),
-            pytest.param(lambda: LayerSpec(FFNSpec(4), FFNSpec(4)), id="an ffn for attention"),
-            pytest.param(lambda: model(layers=list(model().layers)), id="a list of layers"),
+            pytest.param(lambda: model(tie_embeddings="false"), id="a string for a truth value", marks=unchecked),
+            pytest.param(lambda: LayerSpec(FFNSpec(4), FFNSpec(4)), id="an ffn for attention", marks=unchecked),
+            pytest.param(lambda: model(layers=list(model().layers)), id="a list of layers", marks=unchecked),
             pytest.param(lambda: model(layers=(1, 2)), id="numbers for layers"),
-            pytest.param(lambda: FactorScaling([1.0, 2.0]), id="a list of factors"),
-            pytest.param(lambda: Llama3Scaling(**llama3 | {"high_freq_factor": "4"}), id="a string for a number"),
-            pytest.param(lambda: model({"rope": {"theta": 3.0}}), id="a dict for a spec"),
-            pytest.param(lambda: from_dict({"spec": []}), id="a list for the name of a spec"),
+            pytest.param(lambda: FactorScaling([1.0, 2.0]), id="a list of factors", marks=unchecked),
+            pytest.param(lambda: Llama3Scaling(**llama3 | {"high_freq_factor": "4"}), id="a string for a number", marks=unchecked),
+            pytest.param(lambda: model({"rope": {"theta": 3.0}}), id="a dict for a spec", marks=unchecked),
+            pytest.param(lambda: from_dict({"spec": []}), id="a list for the name of a spec", marks=unchecked),
         ],
     )
-    @pytest.mark.xfail(reason="the kinds of values are not checked", strict=True)
     def test_values_of_the_wrong_kind(self, make):
         with pytest.raises(ConfigError):
             make()
