@@ -8,7 +8,16 @@ import math
 
 import numpy as np
 
-from jaxlm.config import AttentionSpec, FactorScaling, FFNSpec, LayerSpec, LinearScaling, ModelConfig, NormSpec, RopeSpec
+from jaxlm.config import (
+    AttentionSpec,
+    FactorScaling,
+    FFNSpec,
+    LayerSpec,
+    LinearScaling,
+    ModelConfig,
+    NormSpec,
+    RopeSpec,
+)
 
 
 def forward(params, tokens, config: ModelConfig) -> np.ndarray:

@@ -19,12 +19,12 @@ by_kernel = pytest.mark.xfail(
     cpu.kernels() is not None, strict=True, reason="the CPU kernels, which serve 8 rows and fewer, have no gradient"
 )
 WIDTH = 5  # Ids per call of `prefill` in these tests; longer than the windows of the fixed configs.
-fixed = st.sampled_from([tiny.FULL, tiny.MIXED, tiny.BIASES, tiny.WINDOWED])
+fixed = st.sampled_from([tiny.FULL, tiny.MIXED, tiny.BIASES, tiny.WINDOWED, tiny.OTHERS])
 plans = st.lists(st.tuples(*[st.integers(1, WIDTH)] * 3), min_size=1, max_size=6)
 
 
 def run_plan(config, plan, cache, params, tokens, padding):
-    """Feed each row by the plan's counts, a lone id for each row through `decode_step`. Yields (logits, cache, ends)."""
+    """Feed each row by the plan's counts, lone ids through `decode_step`. Yields (logits, cache, ends)."""
     ends = np.zeros(3, np.int32)
     for step, counts in enumerate(plan):
         counts = np.array(counts, np.int32)
@@ -255,7 +255,7 @@ def test_decoding_reaches_as_far_back_as_the_whole_sequence_does(config):
 
 
 def test_the_length_counts_a_token_only_after_its_own_step():
-    params, tokens, expected = tiny.known(tiny.FULL)
+    params, tokens, _ = tiny.known(tiny.FULL)
     logits, cache = tiny.prefill(params, tokens[:, :4], jaxlm.init_cache(tiny.FULL, 3, 8), tiny.FULL)
     chosen = jaxlm.sample(logits, jax.random.key(0), temperature=0.0)
     assert cache.lengths.tolist() == [4, 4, 4]
@@ -365,10 +365,10 @@ class TestRequests:
     def test_past_the_end_is_refused_before_compute(self):
         cache = jaxlm.init_cache(tiny.FULL, 2, 5)
         _, cache = jaxlm.prefill(self.params, np.ones((2, 4), np.int32), cache, tiny.FULL, np.array([2, 4]))
-        with pytest.raises(RequestError, match="row 1 .* 6 .* 5"):
+        with pytest.raises(RequestError, match=r"row 1 .* 6 .* 5"):
             jaxlm.prefill(self.params, np.ones((2, 2), np.int32), cache, tiny.FULL)
         _, cache = jaxlm.decode_step(self.params, np.ones(2, np.int32), cache, tiny.FULL)
-        with pytest.raises(RequestError, match="row 1 .* 6 .* 5"):
+        with pytest.raises(RequestError, match=r"row 1 .* 6 .* 5"):
             jaxlm.decode_step(self.params, np.ones(2, np.int32), cache, tiny.FULL)
 
     def test_past_the_end_under_jit_is_nan_and_leaves_other_rows(self):
@@ -471,11 +471,12 @@ class TestCompiledDecodeStep:
     def test_weights_are_arguments(self):
         """Nothing of a parameter's size is a constant of the program."""
         _, params, cache = self.compiled
-        closed = jax.make_jaxpr(jaxlm.decode_step, static_argnums=3)(params, jnp.zeros(2, jnp.int32), cache, self.config)
+        ids = jnp.zeros(2, jnp.int32)
+        closed = jax.make_jaxpr(jaxlm.decode_step, static_argnums=3)(params, ids, cache, self.config)
         assert sum(np.size(c) for c in closed.consts) <= 16
         swapped = tiny.random_params(self.config, 5)
         size = tiny.decode_step._cache_size()
-        first, _ = tiny.decode_step(params, jnp.zeros(2, jnp.int32), cache, self.config)
-        second, _ = tiny.decode_step(swapped, jnp.zeros(2, jnp.int32), cache, self.config)
+        first, _ = tiny.decode_step(params, ids, cache, self.config)
+        second, _ = tiny.decode_step(swapped, ids, cache, self.config)
         assert tiny.decode_step._cache_size() == size + 1
         assert tiny.relative_error(first, second) > 0.1

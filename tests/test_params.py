@@ -1,4 +1,4 @@
-"""One declaration per array: shapes, dtypes, axis names and first values agree with it and with the oracle's reading."""
+"""One declaration per array: shapes, dtypes, axis names and first values agree with it."""
 
 import jax
 import jax.numpy as jnp

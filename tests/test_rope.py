@@ -49,7 +49,7 @@ def test_position_zero_is_left_alone():
 
 
 def test_llama3_scaling_has_three_regions():
-    """With 8192 positions, factors 1 and 4: pairs that turn more than 4 times stay, fewer than once are divided by 8."""
+    """With 8192 positions, factors 1 and 4: those that turn more than 4 times stay, less than once are divided by 8."""
     plain = inverse_frequencies(RopeSpec(500000.0), 128).astype(np.float64)
     scaled = inverse_frequencies(RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192)), 128).astype(np.float64)
     turns = 8192 * plain / (2 * np.pi)

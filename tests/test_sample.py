@@ -58,7 +58,8 @@ def test_the_kept_ids_are_those_of_a_sort(batch):
     """Each row by its own settings; the survivors keep their logits over temperature."""
     assume(all(np.isfinite(row).any() for row, _ in batch))
     logits = np.array([row for row, _ in batch], np.float32)
-    arrays = [jnp.asarray(column, t) for column, t in zip(zip(*(c for _, c in batch), strict=True), "fiff", strict=True)]
+    columns = zip(*(choice for _, choice in batch), strict=True)
+    arrays = [jnp.asarray(column, kind) for column, kind in zip(columns, "fiff", strict=True)]
     found = np.asarray(jax.jit(filter_logits)(jnp.asarray(logits), *arrays))
     for row, (values, choice) in enumerate(batch):
         expected = kept_set(values, *choice)
@@ -313,7 +314,8 @@ class TestRows:
 
 class TestRepetitionPenalty:
     def test_example(self):
-        found = penalise_repeats(jnp.asarray([[2.0, -2.0, 1.0]]), jnp.asarray([[True, True, False]]), jnp.asarray([2.0]))
+        logits, seen = jnp.asarray([[2.0, -2.0, 1.0]]), jnp.asarray([[True, True, False]])
+        found = penalise_repeats(logits, seen, jnp.asarray([2.0]))
         assert found.tolist() == [[1.0, -4.0, 1.0]]
 
     @given(st.lists(rows, min_size=2, max_size=2), st.lists(st.booleans(), min_size=12, max_size=12), st.data())

@@ -40,6 +40,17 @@ FULL = config(layer(), layer())
 MIXED = config(layer(4), layer(4), layer(), layer(4), layer(4), layer(), layer(3))
 BIASES = config(BIASED, BIASED, tie_embeddings=True, final_norm=jaxlm.NormSpec("layer", bias=True))
 WINDOWED = config(layer(4), layer(4))
+# Mechanisms that the oracle does not know: for comparisons of the model with itself.
+_latent = jaxlm.config.LatentAttentionSpec(4, 6, 4, 2, 5, jaxlm.RopeSpec(), jaxlm.NormSpec())
+_chunked = jaxlm.AttentionSpec(4, 2, 6, chunk=4, sinks=True, softcap=5.0, qk_norm=jaxlm.NormSpec())
+_experts = jaxlm.config.MoESpec(4, 2, jaxlm.FFNSpec(5), shared=jaxlm.FFNSpec(3))
+OTHERS = config(
+    jaxlm.LayerSpec(_latent, _experts),
+    jaxlm.LayerSpec(_chunked, jaxlm.FFNSpec(6), parallel=True, shared_norm=True),
+    jaxlm.LayerSpec(jaxlm.AttentionSpec(4, 2, 6, rope=None, alibi=(0.5, 0.25, 0.1, 0.05)), jaxlm.FFNSpec(6)),
+    positions=jaxlm.config.LearnedPositions(64),
+    max_positions=64,
+)
 
 
 def random_params(config: ModelConfig, seed: int = 0) -> jaxlm.params.Params:
