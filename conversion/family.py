@@ -20,8 +20,8 @@ class Row:
     """target <- source, through a transform.
 
     target: a leaf, "embed.table" at the top or "attn.q" in every layer; several for one source that holds them all.
-    source: a tensor's name. {i} is the layer's number: a name with it is a row of every layer. {e} is an expert's: the
-    row then fills one expert's share of a leaf whose first axis is "experts".
+    source: a tensor's name. {i} is the layer's number: a name with it is a row of every layer. {e} is an expert's (or
+    a head's): the row then fills one expert's share of a leaf whose first axis counts them.
     A row counts only where the config has all its targets. Of several rows for the same target, the first whose sources
     are all in the file is used; export writes the first.
     """
@@ -58,6 +58,7 @@ class Family:
     gguf            the GGUF architecture names served; gguf_rows their table (see `gguf_names.gguf_rows`)
     gguf_when       whether this family serves a file of one of these architectures, from its fields (llama: no experts)
     gguf_fields     further fields from (metadata without the architecture's prefix, tensor names); they win
+    aliases         config field names of this family -> the common ones, under which translate and describe see them
     gguf_names      metadata names without prefix -> config field names, where they differ from the common table
     harmless        config fields that cannot change a logit, beyond the common ones
     neutral         config fields that are understood only with this value (one, or a tuple of them)
@@ -76,6 +77,7 @@ class Family:
     gguf_rows: tuple[Row, ...] = ()
     gguf_when: Callable[[Fields], bool] = lambda fields: True
     gguf_fields: Callable[[Mapping[str, Any], frozenset[str]], dict[str, Any]] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     neutral: Mapping[str, Any] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class Family:
 
 def translated(family: Family, fields: Fields) -> ModelConfig:
     """The config that the fields describe. Raises ConfigError for a field that is not understood."""
+    fields = fields.renamed(family.aliases)
     config = family.translate(fields)
     fields.finish(family.harmless, family.neutral)
     return config
@@ -101,4 +104,6 @@ def described(
     eos = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids) or None
     ids = {"bos_token_id": bos_ids[0] if bos_ids else None, "eos_token_id": eos}
     head = {"model_type": family.model_types[0], "architectures": [family.architectures[0]]}
-    return {**head, **ids, "torch_dtype": config.dtype, **family.describe(config)}
+    names = {common: name for name, common in reversed(list(family.aliases.items()))}
+    described = {names.get(name, name): value for name, value in family.describe(config).items()}
+    return {**head, **ids, "torch_dtype": config.dtype, **described}

@@ -62,6 +62,20 @@ class Fields:
         self.values, self.where, self.kind, self.prefix = values, where, kind, prefix
         self.seen: set[str] = set()
         self.blocks: dict[str, Fields] = {}
+        self.spelled: dict[str, str] = {}
+
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """The same fields, those of `names` (as published -> common) under the common one; errors say the published."""
+        result = Fields(self.values, self.where, self.kind, self.prefix)
+        result.values = {name: value for name, value in self.values.items() if name not in names}
+        for name, common in names.items():
+            if name not in self.values or (common in result and name not in self):
+                continue
+            if common in result and result.values[common] != self.values[name]:
+                raise self.error(name, f"{result.values[common]}, as {result.spelled.get(common, common)!r} says")
+            result.values = {**result.values, common: self.values[name]}
+            result.spelled[common] = name
+        return result
 
     def __contains__(self, name: str) -> bool:
         """Whether the field is there and not null. Does not count as reading it."""
@@ -70,7 +84,8 @@ class Fields:
     def error(self, name: str, allowed: str) -> ConfigError:
         value = str(self.values.get(name))
         shown = value if len(value) <= 80 else value[:77] + "..."
-        return ConfigError(f"{self.where}: field {self.prefix + name!r} is {shown}; allowed: {allowed}")
+        spelled = self.prefix + self.spelled.get(name, name)
+        return ConfigError(f"{self.where}: field {spelled!r} is {shown}; allowed: {allowed}")
 
     def any(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
         """The value as it is."""

@@ -57,6 +57,22 @@ def rotary_fraction(c: Fields, default: float = 1.0, layer_type: str | None = No
     return value
 
 
+def rotary_dims(c: Fields, head_dim: int, default: float = 1.0) -> int:
+    """How many lanes of a head turn; `default` is the share in a config.json that does not say, not in a GGUF file."""
+    if c.kind != "hf":
+        return round(head_dim * rotary_fraction(c))
+    dims = int(head_dim * rotary_fraction(c, default))
+    if dims < 2:
+        raise ConfigError(f"{c.where}: partial_rotary_factor leaves {dims} lanes of {head_dim}; allowed: at least 2")
+    return dims
+
+
+def share(dims: int, head_dim: int) -> float:
+    """The partial_rotary_factor that `rotary_dims` turns into dims."""
+    fraction = dims / head_dim
+    return fraction if int(head_dim * fraction) == dims else math.nextafter(fraction, 1.0)
+
+
 def rope_blocks(c: Fields, layer_type: str | None = None) -> list[Fields]:
     """The nested objects that hold rotary settings, those of `layer_type` where they are split by layer type."""
     blocks = [block for name in ("rope_parameters", "rope_scaling") if (block := c.block(name))]
@@ -167,7 +183,7 @@ def describe_rope(spec: RopeSpec, max_positions: int, head_dim: int) -> dict[str
     """The fields that `read_rope` turns into this spec, in the older and in the newer spelling."""
     scaling = describe_scaling(spec.scaling, max_positions)
     older = {"rope_scaling": scaling} if spec.scaling else {}
-    partial = {"partial_rotary_factor": spec.dims / head_dim} if spec.dims not in (0, head_dim) else {}
+    partial = {"partial_rotary_factor": share(spec.dims, head_dim)} if spec.dims not in (0, head_dim) else {}
     newer = {"rope_theta": spec.theta, **partial, **scaling}
     return {"rope_theta": spec.theta, **partial, "rope_parameters": newer, **older}
 

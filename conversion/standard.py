@@ -3,13 +3,14 @@
 A family uses the pieces that fit and says the rest itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, MoESpec
-from jaxlm.conversion.family import Row
+from jaxlm.conversion.family import SAME, Names, Row
 from jaxlm.conversion.fields import Fields
 from jaxlm.conversion.rope_settings import describe_rope
+from jaxlm.conversion.transforms import Transform
 
 ROWS = (
     Row("embed.table", "model.embed_tokens.weight"),
@@ -44,6 +45,30 @@ QK_NORMS = (
     Row("attn.q_norm.scale", "model.layers.{i}.self_attn.q_norm.weight"),
     Row("attn.k_norm.scale", "model.layers.{i}.self_attn.k_norm.weight"),
 )
+
+QKV = ("attn.q", "attn.k", "attn.v")
+
+
+def linear_rows(
+    names: Mapping[Names, str], transforms: Mapping[Names, tuple[Transform, Transform]] | None = None
+) -> tuple[Row, ...]:
+    """Two rows for each place, its weight and its bias: a target (or several in one) -> the name before the ending.
+
+    transforms: target -> how its weight and its bias are stored. Norms go by "attn_norm", the head by "lm_head".
+    """
+    found = []
+    for place, source in names.items():
+        targets = (place,) if isinstance(place, str) else place
+        how = (transforms or {}).get(place, (SAME, SAME))
+        weights, biases = zip(*(_weight_and_bias(target) for target in targets), strict=True)
+        found += [Row(weights, f"{source}.weight", how[0]), Row(biases, f"{source}.bias", how[1])]
+    return tuple(found)
+
+
+def _weight_and_bias(target: str) -> tuple[str, str]:
+    if target == "lm_head":
+        return "lm_head.table", "lm_head.bias"
+    return (f"{target}.scale", f"{target}.bias") if target.endswith("norm") else (target, f"{target}_bias")
 
 
 def model_config(c: Fields, layer: Callable[[int], LayerSpec], **rest: Any) -> ModelConfig:
@@ -121,6 +146,22 @@ def describe_ffns(config: ModelConfig) -> dict[str, Any]:
             "norm_topk_prob": sparse[0].router.normalize,
         }
     return fields
+
+
+def describe_layer_norm(config: ModelConfig, *absent: str) -> dict[str, Any]:
+    """`describe` for families that say layer_norm_eps and lack the fields `absent`."""
+    fields = describe(config)
+    fields["layer_norm_eps"] = fields.pop("rms_norm_eps")
+    return {name: value for name, value in fields.items() if name not in absent}
+
+
+def alibi_slopes(heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
+    """2 ** (-max_bias * i / n) for i = 1 to n, the largest power of two up to `heads`; heads beyond n take every second
+    slope of 2n heads (Press et al. 2021)."""
+    whole = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-max_bias * i / whole) for i in range(1, whole + 1)]
+    more = [2.0 ** (-max_bias * i / (2 * whole)) for i in range(1, 2 * whole, 2)]
+    return tuple([*first, *more][:heads])
 
 
 def attention_of(layer: LayerSpec) -> AttentionSpec:

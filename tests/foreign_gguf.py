@@ -115,3 +115,13 @@ def gguf_name(how: Gguf, name: str, layers: int) -> str:
     known = own.get(stem) or gguf.get_tensor_name_map(arch, layers).get_name(stem)
     assert known, f"the gguf package has no name for {name!r} in {how.arch}"
     return f"{known}.{ending or 'weight'}"
+
+
+def ungrouped(tensors: Tensors, groups: int, rows: int = 1) -> Tensors:
+    """Fused q, k and v that lie group by group (`rows` query heads, one key, one value): all q, then all k, all v."""
+    def whole(array: np.ndarray) -> np.ndarray:
+        parts = array.reshape(groups, rows + 2, -1, *array.shape[1:])
+        split = (parts[:, :rows], parts[:, rows], parts[:, rows + 1])
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in split])
+
+    return {name: whole(a) if "query_key_value" in name else a for name, a in tensors.items()}
