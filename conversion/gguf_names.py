@@ -133,7 +133,9 @@ def _scaling(own: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The rope.scaling.* entries as a rope_scaling object, named by `names` or `SCALING`; taken out of `own`."""
     keys = [key for key in own if key.startswith("rope.scaling.")]
     entries = {key.removeprefix("rope.scaling."): own.pop(key) for key in keys}
-    entries.pop("finetuned", None)  # Says how the model was trained, not how it runs.
+    trained = entries.pop("finetuned", None)  # Says how the model was trained, not how it runs, in most families.
+    if trained is not None and "rope.scaling.finetuned" in names:
+        own["rope.scaling.finetuned"] = trained
     old = own.pop("rope.scale_linear", None)
     if old is not None:
         entries = {"type": "linear", "factor": old, **entries}
