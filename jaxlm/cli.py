@@ -1,14 +1,16 @@
 """The command line: text to stdout, everything else to stderr; bad input is one line and exit code 2."""
 
 import argparse
+import codecs
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxlm.checkpoints import DEFAULT
 from jaxlm.errors import JaxlmError, RequestError
@@ -16,14 +18,15 @@ from jaxlm.load import convert, load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 not verified, 2 bad input, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 not verified or failed, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
     # A terminal that cannot show a character must not end the answer.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = args.run(args)
-        sys.stdout.flush()
+        print(end="", flush=True)
         return code or 0
     except KeyboardInterrupt:
         return 130
@@ -34,16 +37,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (JaxlmError, OSError) as error:
         if args.debug:
             raise
-        print(f"jaxlm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return complain("error", error, 2)
+    except Exception as error:
+        if args.debug:
+            raise
+        return complain(f"internal error (--debug shows where): {type(error).__name__}", error, 1)
+
+
+def complain(kind: str, error: Exception, code: int) -> int:
+    """One line on stderr; -> the exit code."""
+    print(f"jaxlm: {kind}: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line; --help has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see: {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = OneLineParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     common.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    top = argparse.ArgumentParser(
+    top = OneLineParser(
         prog="jaxlm", description="Run open-weight language models in JAX.",
         epilog="MODEL and SOURCE: a Hugging Face folder, a .gguf file, a jaxlm checkpoint, a known name or a hub id.",
     )  # fmt: skip
@@ -122,12 +141,14 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 def run_generate(args: argparse.Namespace) -> None:
     from jaxlm.generate import generate, stream
 
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if args.raw and args.system:
+        raise RequestError("--system needs the chat template, which --raw leaves out; allowed: one of them")
+    text = read_stdin(sys.stdin.read) if args.prompt == "-" else args.prompt
     model = load_model(args)
-    prompt = text if args.raw else chat_prompt(model, messages_of(args.system, text))
+    prompt: Any = text if args.raw else chat_prompt(model, messages_of(args.system, text))
     if args.json:
         answer = generate(model, [prompt], **sampling(args))[0]
-        print(json.dumps(asdict(answer), ensure_ascii=False))
+        print_json(asdict(answer))
         return
     show(stream(model, prompt, **sampling(args)))
 
@@ -185,7 +206,10 @@ def run_info(args: argparse.Namespace) -> None:
     from jaxlm.info import describe, render
 
     facts = describe(args.source)
-    print(json.dumps(facts, ensure_ascii=False) if args.json else render(facts))
+    if args.json:
+        print_json(facts)
+    else:
+        print(render(facts))
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -221,16 +245,41 @@ def show(pieces: Iterator[str]) -> str:
 def ask() -> str:
     """One line from the user; empty at the end of input."""
     print("> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+    return read_stdin(sys.stdin.readline).strip()
+
+
+def read_stdin(read: Callable[[], str]) -> str:
+    """What `read` gives; refused if it is no text. Where the locale knows ASCII only, UTF-8 is read."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"stdin holds bytes that are not {error.encoding} text: {error.reason}") from None
+
+
+def print_json(value: Any) -> None:
+    """One object on one line, with escapes only where the output's encoding needs them."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    print(text)
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs between runs, in JAX's persistent cache, unless the user has set one up."""
+    """Keep compiled programs between runs, in JAX's persistent cache, unless the user has one or nothing can be kept."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "jaxlm", "compiled"))
+        folder = os.path.join(base, "jaxlm", "compiled")
+        with suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
