@@ -63,7 +63,10 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     layers = [standard.attention_of(layer) for layer in config.layers]
     moe = config.layers[0].ffn
     assert isinstance(moe, MoESpec)
-    return standard.describe(config) | {
+    fields = standard.describe(config)
+    for name in ("moe_intermediate_size", "norm_topk_prob", "num_experts"):
+        del fields[name]
+    return fields | {
         "hidden_act": "silu",
         "num_local_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,

@@ -5,7 +5,7 @@ from typing import Any
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpec
 from jaxlm.conversion import standard
 from jaxlm.conversion.families.mistral4 import describe_growth, growth
-from jaxlm.conversion.family import Family
+from jaxlm.conversion.family import Family, Row
 from jaxlm.conversion.fields import Fields
 from jaxlm.conversion.gguf_names import gguf_rows
 from jaxlm.conversion.rope_settings import read_rope
@@ -32,14 +32,19 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     return fields | {"sliding_window": attention.window or None}
 
 
+TOWERS = ("vision_tower.*", "multi_modal_projector.*")
+PROJECTOR = ("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer")
 FAMILY = Family(
     model_types=("ministral3",),
     architectures=("Ministral3ForCausalLM",),
     translate=translate,
     describe=describe,
-    rows=standard.ROWS,
+    rows=(*standard.ROWS, Row("lm_head.table", "language_model.lm_head.weight")),
     gguf=("mistral3",),
     gguf_rows=gguf_rows("mistral3", {t: PairedRows() for t in ("attn.q", "attn.k")}),
     gguf_names={"attention.temperature_scale": "llama_4_scaling_beta"},
-    harmless=("max_position_embeddings",),
+    harmless=("max_position_embeddings", *PROJECTOR),
+    prefixes=("model.", "language_model.model.", "model.language_model."),
+    multimodal=("mistral3",),
+    ignored=(*TOWERS, *(f"model.{name}" for name in TOWERS)),
 )

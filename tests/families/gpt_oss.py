@@ -42,4 +42,5 @@ CASES = (
         | {"num_key_value_heads": 8, "num_hidden_layers": 2},
         seed=3,
     ),
+    Case("published", BASE | {"swiglu_limit": 7.0}, seed=4),
 )
