@@ -4,6 +4,12 @@ The path of a token, one module per step: tokenizer, model (embed, blocks of att
 Everything is a pure function over a parameter pytree, a frozen config and a cache that is a plain value.
 """
 
+from pathlib import Path
+
+# In a checkout that is not installed, jaxlm.conversion and jaxlm.checkpoints lie beside this folder.
+if (Path(__file__).parents[1] / "pyproject.toml").exists():
+    __path__.append(str(Path(__file__).parents[1]))
+
 from jaxlm.attention import attention
 from jaxlm.cache import KVCache, init_cache
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, NormSpec, RopeSpec
