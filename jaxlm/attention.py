@@ -27,6 +27,13 @@ class Past(NamedTuple):
     positions: jax.Array
 
 
+class Shared(NamedTuple):
+    """The keys and values of another layer: its past and what it made in this call."""
+
+    past: Past | None
+    new: KV
+
+
 def attention(
     params: dict[str, Any],
     x: jax.Array,
@@ -34,11 +41,13 @@ def attention(
     positions: jax.Array | None = None,
     past: Past | None = None,
     context: jax.Array | None = None,
-) -> tuple[jax.Array, KV]:
+    shared: Shared | None = None,
+) -> tuple[jax.Array, KV | None]:
     """softmax(q k^T * scale) v, causal (Vaswani et al. 2017; Ainslie et al. 2023 for groups), or the latent form.
 
-    x [B,T,D]; positions int32 [B,T], default 0..T-1; context int32 [B]: how long each row is in all (see `rope`)
-    -> (output [B,T,D] in x's dtype, the new keys and values [B,T,K,h]).
+    x [B,T,D]; positions int32 [B,T], default 0..T-1; context int32 [B]: how long each row is in all (see `rope`);
+    shared: the keys and values to look at where spec.kv_from says that they are another layer's
+    -> (output [B,T,D] in x's dtype, the new keys and values [B,T,K,h], None where the layer makes none).
     """
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
@@ -46,7 +55,7 @@ def attention(
         context = jnp.max(positions, axis=1) + 1
     if isinstance(spec, LatentAttentionSpec):
         return latent_attention(params, x, spec, positions, past, context)
-    return grouped_attention(params, x, spec, positions, past, context)
+    return grouped_attention(params, x, spec, positions, past, context, shared)
 
 
 def grouped_attention(
@@ -56,28 +65,41 @@ def grouped_attention(
     positions: jax.Array,
     past: Past | None,
     context: jax.Array,
-) -> tuple[jax.Array, KV]:
+    shared: Shared | None = None,
+) -> tuple[jax.Array, KV | None]:
     """Keys and values per head or group of heads."""
-    q, k, v = project_all(["BTD,HhD->BTHh", "BTD,KhD->BTKh", "BTD,KhD->BTKh"], x, [params[n] for n in "qkv"])
-    q, k, v = (add_bias(a, params.get(f"{n}_bias")) for n, a in zip("qkv", (q, k, v), strict=True))
-    if spec.clip:
-        q, k, v = (jnp.clip(a, -spec.clip, spec.clip) for a in (q, k, v))
-    if spec.qk_norm and not spec.qk_norm_after_rope:
-        q, k = norm_heads(params, q, "q_norm", spec), norm_heads(params, k, "k_norm", spec)
-    if spec.rope:
-        q, k = rope(q, positions, spec.rope, context), rope(k, positions, spec.rope, context)
-    if spec.qk_norm and spec.qk_norm_after_rope:
-        q, k = norm_heads(params, q, "q_norm", spec), norm_heads(params, k, "k_norm", spec)
-    if spec.v_norm:
-        v = norm(params.get("v_norm", {}), v, spec.v_norm)
+    def turned(heads: jax.Array, name: str) -> jax.Array:
+        if spec.qk_norm and not spec.qk_norm_after_rope:
+            heads = norm_heads(params, heads, name, spec)
+        if spec.rope:
+            heads = rope(heads, positions, spec.rope, context)
+        return norm_heads(params, heads, name, spec) if spec.qk_norm and spec.qk_norm_after_rope else heads
+
+    q, *own = projected_heads(params, x, spec)
+    q = turned(q, "q_norm")
     if spec.query_scaling:
         q = scale_queries(q, positions, spec.query_scaling)
-    kv = KV(k, v)
+    if own:
+        v = norm(params.get("v_norm", {}), own[-1], spec.v_norm) if spec.v_norm else own[-1]
+        seen = Shared(past, KV(turned(own[0], "k_norm"), v))
+    else:
+        assert shared
+        seen = shared
     sinks = params.get("sinks")
-    attended = cpu.decode_attention(q, kv, past.kv, positions[:, 0], spec, sinks) if past else None
+    attended = cpu.decode_attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
     if attended is None:
-        attended = attend(q, positions, parts_of(past, kv, positions), spec, sinks)
-    return add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias")), kv
+        attended = attend(q, positions, parts_of(seen.past, seen.new, positions), spec, sinks)
+    out = add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias"))
+    return out, seen.new if own else None
+
+
+def projected_heads(params: dict[str, Any], x: jax.Array, spec: AttentionSpec) -> list[jax.Array]:
+    """Queries, keys and values as far as the layer makes them, each [B,T,heads,h]."""
+    names = "q" if spec.kv_from else "qk" if spec.v_from_k else "qkv"
+    forms = {"q": "BTD,HhD->BTHh", "k": "BTD,KhD->BTKh", "v": "BTD,KhD->BTKh"}
+    heads = project_all([forms[n] for n in names], x, [params[n] for n in names])
+    heads = [add_bias(a, params.get(f"{n}_bias")) for n, a in zip(names, heads, strict=True)]
+    return [jnp.clip(a, -spec.clip, spec.clip) for a in heads] if spec.clip else heads
 
 
 def latent_attention(

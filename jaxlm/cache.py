@@ -29,9 +29,12 @@ class KV(NamedTuple):
 
 @struct.dataclass
 class KVCache:
-    """layers[i][j] is the `KV` [R,B,S,K,h] of layer j in the unit of segment i; lengths int32 [B]."""
+    """layers[i][j] is the `KV` [R,B,S,K,h] of layer j in the unit of segment i; lengths int32 [B].
 
-    layers: tuple[tuple[KV, ...], ...]
+    None where the layer looks at the keys and values of another.
+    """
+
+    layers: tuple[tuple[KV | None, ...], ...]
     lengths: jax.Array
 
 
@@ -42,7 +45,9 @@ def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None)
             raise RequestError(f"init_cache: {name} is {value!r}; allowed: an integer of at least 1")
     dtype = jnp.dtype(config.dtype if dtype is None else dtype)
 
-    def empty(spec: Attention, repeat: int) -> KV:
+    def empty(spec: Attention, repeat: int) -> KV | None:
+        if spec.kv_from:
+            return None
         slots = slots_needed(spec, max_len)
         if isinstance(spec, LatentAttentionSpec):
             return KV(jnp.zeros((repeat, batch, slots, 1, spec.kv_rank + spec.rope_dim), dtype), None)
@@ -55,7 +60,9 @@ def init_cache(config: ModelConfig, batch: int, max_len: int, dtype: Any = None)
 
 def grow(cache: KVCache, config: ModelConfig, max_len: int) -> KVCache:
     """The same cache with room for `max_len` tokens a row. Rings that have their whole window stay as they are."""
-    def pad(spec: Attention, kv: KV) -> KV:
+    def pad(spec: Attention, kv: KV | None) -> KV | None:
+        if kv is None:
+            return None
         more = slots_needed(spec, max_len) - kv.k.shape[2]
         return jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))), kv)
 
@@ -77,7 +84,7 @@ def capacity(cache: KVCache, config: ModelConfig) -> int | None:
         kv.k.shape[2]
         for segment, layers in zip(config.segments, cache.layers, strict=True)
         for spec, kv in zip(segment.unit, layers, strict=True)
-        if not spec.attention.reach or kv.k.shape[2] < spec.attention.reach
+        if kv and (not spec.attention.reach or kv.k.shape[2] < spec.attention.reach)
     ]
     return min(limits, default=None)
 
@@ -91,15 +98,12 @@ def slot_positions(lengths: jax.Array, slots: int) -> jax.Array:
     return jnp.arange(slots, dtype=jnp.int32)[None, :] + slots * jnp.floor_divide(last, slots)
 
 
-def write(cache: KVCache, new: tuple[tuple[KV, ...], ...], counts: jax.Array) -> KVCache:
+def write(cache: KVCache, new: tuple[tuple[KV | None, ...], ...], counts: jax.Array) -> KVCache:
     """The cache after each row's first `counts` [B] new tokens; new[i][j] is KV [R,B,T,K,h]."""
     def put(old: jax.Array, values: jax.Array) -> jax.Array:
         slots = write_slots(cache.lengths, counts, values.shape[2], old.shape[2])
         rows = jnp.arange(old.shape[1], dtype=jnp.int32)[:, None]
-        # Integer bits, since a scatter of 16-bit floats is widened and rewritten as a whole on CPU.
-        bits = jnp.dtype(f"uint{8 * old.dtype.itemsize}")
-        old_bits, new_bits = (jax.lax.bitcast_convert_type(a.astype(old.dtype), bits) for a in (old, values))
-        return jax.lax.bitcast_convert_type(old_bits.at[:, rows, slots].set(new_bits, mode="drop"), old.dtype)
+        return old.at[:, rows, slots].set(values.astype(old.dtype), mode="drop")
 
     return KVCache(jax.tree.map(put, cache.layers, new), cache.lengths + counts)
 

@@ -16,6 +16,7 @@ from jaxlm.spec import (
     FactorScaling,
     FFNSpec,
     LatentAttentionSpec,
+    LayerInput,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -33,7 +34,7 @@ from jaxlm.spec import (
 )
 
 __all__ = [
-    "AttentionSpec", "DynamicScaling", "FFNSpec", "FactorScaling", "LatentAttentionSpec", "LayerSpec",
+    "AttentionSpec", "DynamicScaling", "FFNSpec", "FactorScaling", "LatentAttentionSpec", "LayerInput", "LayerSpec",
     "LearnedPositions", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "MoESpec", "ModelConfig", "NormSpec",
     "QueryScaling", "RopeScaling", "RopeSpec", "RouterSpec", "Segment", "YarnScaling",
 ]  # fmt: skip
@@ -48,6 +49,9 @@ class LayerSpec:
 
     parallel: both work on x, and the results are added: x + attention(pre(x)) + ffn(pre(x)); with shared_norm one pre
     serves both. residual_scale multiplies what each branch adds.
+    beside: a mixture of experts on the same residual x as ffn; the branch is then norm(ffn(pre(x))) +
+    norm(experts(norm(x))), its router seeing x itself. layer_input: see there. output_scale: the layer's whole output
+    is multiplied by a learned number.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
@@ -58,6 +62,9 @@ class LayerSpec:
     parallel: bool = False
     shared_norm: bool = False
     residual_scale: float = 1.0
+    beside: MoESpec | None = None
+    layer_input: LayerInput | None = None
+    output_scale: bool = False
 
     def __post_init__(self) -> None:
         check(self.pre_norm or self.post_norm, "LayerSpec.pre_norm", self.pre_norm, "True unless post_norm is")
@@ -125,6 +132,10 @@ class ModelConfig:
         if self.positions:
             room = self.positions.count - self.positions.offset
             check(self.max_positions <= room, "ModelConfig.max_positions", self.max_positions, f"up to {room} rows")
+        check_sharing(self.layers)
+        for layer in self.layers:
+            ok = layer.layer_input == self.layers[0].layer_input
+            check(ok, "LayerSpec.layer_input", layer.layer_input, "the same for all layers")
         # Dispatch of a jitted function hashes its static arguments on every call.
         values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
         object.__setattr__(self, "_hash", hash(values))
@@ -136,6 +147,26 @@ class ModelConfig:
     def segments(self) -> tuple[Segment, ...]:
         """The layers as the shortest run of repeated units."""
         return find_segments(self.layers)
+
+
+def check_sharing(layers: tuple[LayerSpec, ...]) -> None:
+    """Raise ConfigError unless every kv_from names an earlier layer that keeps what this one needs, and labels differ.
+
+    Since labels differ, a layer that keeps its keys and values is not repeated in any segment.
+    """
+    kept: dict[str, tuple[int, ...]] = {}
+    for layer in layers:
+        attention = layer.attention
+        if not isinstance(attention, AttentionSpec):
+            continue
+        if attention.kv_from:
+            known = ", ".join(kept) or "no label before this layer"
+            check(attention.kv_from in kept, "AttentionSpec.kv_from", attention.kv_from, known)
+            same = attention.stored == kept[attention.kv_from]
+            check(same, "AttentionSpec.stored", attention.stored, f"{kept[attention.kv_from]}, as kept")
+        if attention.kv_keep:
+            check(attention.kv_keep not in kept, "AttentionSpec.kv_keep", attention.kv_keep, "a label of its own")
+            kept[attention.kv_keep] = attention.stored
 
 
 @functools.lru_cache(maxsize=64)
@@ -162,8 +193,8 @@ SPECS = {
     spec.__name__: spec
     for spec in (
         NormSpec, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, LongRopeScaling, FactorScaling, RopeSpec,
-        QueryScaling, AttentionSpec, LatentAttentionSpec, FFNSpec, RouterSpec, MoESpec, LayerSpec, LearnedPositions,
-        ModelConfig,
+        QueryScaling, AttentionSpec, LatentAttentionSpec, FFNSpec, RouterSpec, MoESpec, LayerInput, LayerSpec,
+        LearnedPositions, ModelConfig,
     )
 }  # fmt: skip
 

@@ -8,17 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import cpu
-from jaxlm.attention import Past, attention
+from jaxlm.attention import Past
 from jaxlm.cache import KV, KVCache, capacity, slot_positions, write
-from jaxlm.config import LayerSpec, ModelConfig, MoESpec, Segment
+from jaxlm.config import ModelConfig
 from jaxlm.errors import JaxlmTypeError, RequestError
-from jaxlm.ffn import ffn
+from jaxlm.layer_inputs import layer_inputs
+from jaxlm.layers import run_layers
 from jaxlm.linear import add_bias, project
-from jaxlm.moe import moe
 from jaxlm.norm import norm
 from jaxlm.params import Params
-from jaxlm.quant import views
+from jaxlm.quant import widen
 
 
 def embed(
@@ -29,47 +28,32 @@ def embed(
     tokens int32 [B,T], positions int32 [B,T], default 0..T-1 -> [B,T,D] in the table's dtype; NaN for an id that the
     table lacks.
     """
-    x = rows_of(params["embed"]["table"], tokens)
+    x = rows_of(params["embed"]["table"], tokens, config.dtype)
     if config.embed_scale != 1.0:
         x = x * jnp.asarray(config.embed_scale, x.dtype)
     if config.positions:
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None, :], x.shape[:2])
-        x = x + rows_of(params["embed"]["positions"], positions + config.positions.offset)
+        x = x + rows_of(params["embed"]["positions"], positions + config.positions.offset, config.dtype)
     return norm(params["embed"]["norm"], x, config.embed_norm) if config.embed_norm else x
 
 
-def rows_of(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """table [N,D], rows int32 [B,T] -> [B,T,D]; NaN for a row that is not there."""
-    return table.at[rows].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+def embed_layers(params: Params, tokens: jax.Array, x: jax.Array, config: ModelConfig) -> jax.Array | None:
+    """What each layer takes in beside x: [L,B,T,P], or None where layers take nothing in."""
+    if config.layers[0].layer_input is None:
+        return None
+    return layer_inputs(params, rows_of(params["embed"]["layer_table"], tokens, config.dtype), x, config)
 
 
-def block(
-    params: Params,
-    x: jax.Array,
-    spec: LayerSpec,
-    positions: jax.Array,
-    past: Past | None = None,
-    context: jax.Array | None = None,
-) -> tuple[jax.Array, KV]:
-    """x + attention, then x + ffn, with the norms before or after each that the layer has. [B,T,D] -> [B,T,D]."""
-    def before(name: str, value: jax.Array) -> jax.Array:
-        return norm(params.get(name, {}), value, spec.norm) if spec.pre_norm else value
+def rows_of(table: Any, rows: jax.Array, dtype: Any) -> jax.Array:
+    """table [N,...], an array or a quantised node, rows int32 [B,T] -> [B,T,...]; NaN for a row that is not there."""
+    def get(a: jax.Array) -> jax.Array:
+        fill = jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0
+        return a.at[rows].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
-    def after(name: str, value: jax.Array) -> jax.Array:
-        value = norm(params.get(name, {}), value, spec.norm) if spec.post_norm else value
-        return value if spec.residual_scale == 1.0 else value * jnp.asarray(spec.residual_scale, value.dtype)
-
-    normed = before("attn_norm", x)
-    attended, kv = attention(params["attn"], normed, spec.attention, positions, past, context)
-    branch = after("attn_post_norm", attended)
-    if not spec.shared_norm:
-        normed = before("ffn_norm", x if spec.parallel else x + branch)
-    if isinstance(spec.ffn, MoESpec):
-        worked = moe(params["ffn"], normed, spec.ffn)
-    else:
-        worked = ffn(params["ffn"], normed, spec.ffn)
-    return x + branch + after("ffn_post_norm", worked), kv
+    # XLA's CPU backend widens a 16-bit table as a whole, once per loop, unless the table seems to change with the rows.
+    table, rows = jax.lax.optimization_barrier((table, rows))
+    return widen(jax.tree.map(get, table), dtype)
 
 
 def lm_head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
@@ -84,55 +68,11 @@ def lm_head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
     return config.logit_softcap * jnp.tanh(logits / config.logit_softcap) if config.logit_softcap else logits
 
 
-def run_segment(
-    params: Any, x: jax.Array, segment: Segment, positions: jax.Array, past: tuple[Past, ...] | None, context: jax.Array
-) -> tuple[jax.Array, Any]:
-    """All repeats of a unit: a scan where parameters are stacked, a loop where they are a list (`unstack`).
-
-    past[j] holds KV [R,B,S,K,h] and positions [B,S] -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None where
-    there is no past).
-    """
-    def unit(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-        layers, cached = inputs
-        new = []
-        for j, spec in enumerate(segment.unit):
-            seen = Past(cached[j], past[j].positions) if past else None
-            x, kv = block(layers[j], x, spec, positions, seen, context)
-            new.append(kv)
-        return x, tuple(new) if past else None
-
-    cached = tuple(p.kv for p in past) if past else None
-    if not isinstance(params, list) and past and cpu.usable(x.shape[0] * x.shape[1]):
-        whole, index = (params, cached), jnp.arange(segment.repeat, dtype=jnp.int32)
-        return jax.lax.scan(lambda x, i: unit(x, views(whole, i)), x, index)
-    if not isinstance(params, list):
-        return jax.lax.scan(unit, x, (params, cached))
-    steps = []
-    for i, layers in enumerate(params):
-        x, new = unit(x, (layers, jax.tree.map(lambda a, i=i: a[i], cached)))
-        steps.append(new)
-    return x, jax.tree.map(lambda *a: jnp.stack(a), *steps)
-
-
-def run_layers(
-    params: Params,
-    x: jax.Array,
-    positions: jax.Array,
-    context: jax.Array,
-    config: ModelConfig,
-    past: tuple[Any, ...] | None = None,
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Every segment in turn. -> (x [B,T,D], the new KV per segment)."""
-    new = []
-    for i, segment in enumerate(config.segments):
-        x, kv = run_segment(params["segments"][i], x, segment, positions, past[i] if past else None, context)
-        new.append(kv)
-    return x, tuple(new)
-
-
-def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past, ...], ...]:
+def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past | None, ...], ...]:
     """Every layer's past: all slots, or the first `read` where those hold all that was written."""
-    def past(kv: KV) -> Past:
+    def past(kv: KV | None) -> Past | None:
+        if kv is None:
+            return None
         positions = slot_positions(cache.lengths, kv.k.shape[2])
         return Past(jax.tree.map(lambda a: a[:, :, :read], kv), positions[:, :read])
 
@@ -144,7 +84,8 @@ def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     batch, width = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], tokens.shape)
     x = embed(params, tokens, config, positions)
-    return run_layers(params, x, positions, jnp.full((batch,), width, jnp.int32), config)[0]
+    inputs = embed_layers(params, tokens, x, config)
+    return run_layers(params, x, positions, jnp.full((batch,), width, jnp.int32), config, inputs=inputs)[0]
 
 
 def extend(
@@ -165,7 +106,8 @@ def extend(
     positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     context = cache.lengths + lengths if context is None else jnp.maximum(context, cache.lengths + lengths)
     x = embed(params, tokens, config, positions)
-    x, new = run_layers(params, x, positions, context, config, read_past(cache, read))
+    inputs = embed_layers(params, tokens, x, config)
+    x, new = run_layers(params, x, positions, context, config, read_past(cache, read), inputs)
     limit = capacity(cache, config)
     if limit is not None:
         x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)

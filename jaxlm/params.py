@@ -19,6 +19,7 @@ from jaxlm.config import (
     AttentionSpec,
     FFNSpec,
     LatentAttentionSpec,
+    LayerInput,
     LayerSpec,
     ModelConfig,
     MoESpec,
@@ -52,6 +53,8 @@ def declare(config: ModelConfig) -> dict[str, Any]:
     }
     if config.positions:
         tree["embed"]["positions"] = Param((config.positions.count, width), ("positions", "embed"), 0.02)
+    if config.layers[0].layer_input:
+        tree["embed"] |= layer_input_tables(config.layers[0].layer_input, config)
     if config.embed_norm:
         tree["embed"]["norm"] = norm_params(config.embed_norm, width)
     head = {} if config.tie_embeddings else {"table": table}
@@ -72,7 +75,34 @@ def layer_params(spec: LayerSpec, width: int) -> dict[str, Any]:
         names += ["attn_norm"] if spec.shared_norm else ["attn_norm", "ffn_norm"]
     if spec.post_norm:
         names += ["attn_post_norm", "ffn_post_norm"]
-    return tree | {name: norm_params(spec.norm, width) for name in names}
+    tree |= {name: norm_params(spec.norm, width) for name in names}
+    if spec.beside:
+        norms = {name: norm_params(spec.norm, width) for name in ("norm", "post_norm", "ffn_post_norm")}
+        tree["beside"] = {"experts": moe_params(spec.beside, width), **norms}
+    if spec.layer_input:
+        tree["input"] = layer_input_params(spec, spec.layer_input, width)
+    if spec.output_scale:
+        tree["output_scale"] = Param((1,), ("one",), "ones")
+    return tree
+
+
+def layer_input_tables(spec: LayerInput, config: ModelConfig) -> dict[str, Any]:
+    """layer_table [N,L,P], layer_proj [L,P,D] and layer_norm [P]: what makes the vectors of all L layers."""
+    layers, width = len(config.layers), config.hidden_size
+    return {
+        "layer_table": Param((spec.rows, layers, spec.width), ("vocab", "all_layers", "head_dim"), 0.02),
+        "layer_proj": Param((layers, spec.width, width), ("all_layers", "head_dim", "embed"), width**-0.5),
+        "layer_norm": norm_params(config.layers[0].norm, spec.width, axes=("head_dim",)),
+    }
+
+
+def layer_input_params(layer: LayerSpec, spec: LayerInput, width: int) -> dict[str, Any]:
+    """gate [P,D], out [D,P] and the norm [D]."""
+    return {
+        "gate": Param((spec.width, width), ("mlp", "embed"), width**-0.5),
+        "out": Param((width, spec.width), ("embed", "mlp"), spec.width**-0.5),
+        "norm": norm_params(layer.norm, width),
+    }
 
 
 def norm_params(spec: NormSpec, *shape: int, axes: tuple[str, ...] = ("embed",)) -> dict[str, Param]:
@@ -82,7 +112,7 @@ def norm_params(spec: NormSpec, *shape: int, axes: tuple[str, ...] = ("embed",))
 
 
 def attention_params(spec: AttentionSpec, width: int) -> dict[str, Any]:
-    """q [H,h,D], k and v [K,h,D], o [D,H,h]; biases [H,h], [K,h], [K,h], [D]."""
+    """q [H,h,D], k and v [K,h,D] where the layer makes them, o [D,H,h]; biases [H,h], [K,h], [K,h], [D]."""
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     kv = Param((kv_heads, head_dim, width), ("kv_heads", "head_dim", "embed"), width**-0.5)
     tree: dict[str, Any] = {
@@ -103,7 +133,9 @@ def attention_params(spec: AttentionSpec, width: int) -> dict[str, Any]:
         tree |= {name: qk_norm_params(spec, *size) for name, size in norms.items()}
     if spec.v_norm:
         tree["v_norm"] = norm_params(spec.v_norm, head_dim, axes=("head_dim",))
-    return {name: leaf for name, leaf in tree.items() if leaf != {}}
+    absent = ["k", "k_bias", "k_norm", "v", "v_bias", "v_norm"] if spec.kv_from else []
+    absent += ["v", "v_bias"] if spec.v_from_k else []
+    return {name: leaf for name, leaf in tree.items() if leaf != {} and name not in absent}
 
 
 def qk_norm_params(spec: AttentionSpec, heads: int, axis: str) -> dict[str, Param]:

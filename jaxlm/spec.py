@@ -5,7 +5,7 @@ Every spec is hashable and static under `jit`. Out-of-range values raise ConfigE
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxlm.errors import ConfigError
 
@@ -208,6 +208,9 @@ class AttentionSpec:
     softcap c > 0: scores become c * tanh(score / c) (Bello et al. 2016). clip c > 0: q, k and v are clipped to [-c, c].
     sinks: a learned score per head that takes part in the softmax and has no value (Xiao et al. 2023).
     alibi: a slope per head, whose product with the distance to the key is subtracted (Press et al. 2021); () is off.
+    v_from_k: the projected keys, before norm and rotation, are the values too; there is no v weight.
+    kv_keep: a label under which later layers find this layer's keys and values. kv_from: the label of the layer whose
+    keys and values this one looks at, having none of its own, nor a cache (Brandon et al. 2024).
     """
 
     num_heads: int
@@ -228,6 +231,9 @@ class AttentionSpec:
     clip: float = 0.0
     sinks: bool = False
     alibi: tuple[float, ...] = ()
+    v_from_k: bool = False
+    kv_keep: str = ""
+    kv_from: str = ""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -240,6 +246,7 @@ class AttentionSpec:
         check(ok, "AttentionSpec.num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
         check(not (self.window and self.chunk), "AttentionSpec.chunk", self.chunk, "0 where there is a window")
         check_choice("AttentionSpec.qk_norm_over", self.qk_norm_over, ("head", "heads", "full"))
+        check(not (self.kv_keep and self.kv_from), "AttentionSpec.kv_keep", self.kv_keep, "'' where kv_from is set")
         ok = len(self.alibi) in (0, self.num_heads)
         check(ok, "AttentionSpec.alibi has length", len(self.alibi), f"0 or num_heads = {self.num_heads}")
         if self.rope:
@@ -251,6 +258,11 @@ class AttentionSpec:
     def softmax_scale(self) -> float:
         """What the scores q.k are multiplied by."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """What layers that share keys and values must agree in: shapes and which positions are kept."""
+        return self.num_kv_heads, self.head_dim, self.window, self.chunk
 
     @property
     def reach(self) -> int:
@@ -279,6 +291,8 @@ class LatentAttentionSpec:
     out_bias: bool = False
     scale: float | None = None
     query_scaling: QueryScaling | None = None
+    kv_keep: ClassVar[str] = ""
+    kv_from: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"):
@@ -379,3 +393,21 @@ class MoESpec:
         ok = self.router.groups == 1 or self.router.group_score == "max" or self.num_experts >= 2 * self.router.groups
         check(ok, "RouterSpec.groups", self.router.groups, "groups of at least two experts, whose scores are added")
         check(self.shared is not None or not self.shared_gate, "MoESpec.shared_gate", self.shared_gate, "False")
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """A vector per token made for each layer, which that layer feeds in after its FFN (Gemma 3n, 2025).
+
+    The vector of layer l is (norm(W_l x / sqrt(D)) + sqrt(width) * table[id, l]) / sqrt(2) of the embedding x; `rows`
+    is the table's length. The layer adds norm(out(act(gate(x)) * vector)).
+    """
+
+    width: int
+    rows: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"] = "gelu_tanh"
+
+    def __post_init__(self) -> None:
+        check_count("LayerInput.width", self.width)
+        check_count("LayerInput.rows", self.rows)
+        check_choice("LayerInput.activation", self.activation, ACTIVATIONS[:-1])
