@@ -3,7 +3,7 @@
 A family module in `families/` defines `FAMILY` (or `FAMILIES`, a tuple) and nothing else needs to change.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,7 @@ class Family:
     harmless        config fields that cannot change a logit, beyond the common ones
     neutral         config fields that are understood only with this value (one, or a tuple of them)
     ignored         patterns (fnmatch) of tensors that are in files but carry nothing
+    unused          further such patterns, from the config: what some layers have no use for
     prefixes        ways in which files begin their tensor names instead of prefixes[0], the way rows are written
     multimodal      model_types of configs that hold one of this family as text_config, beside towers of other kinds
     quantization    values of quantization_config.quant_method that rows of this family read
@@ -82,6 +83,7 @@ class Family:
     harmless: tuple[str, ...] = ()
     neutral: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    unused: Callable[[ModelConfig], Iterable[str]] = lambda config: ()
     prefixes: tuple[str, ...] = ("",)
     multimodal: tuple[str, ...] = ()
     quantization: tuple[str, ...] = ()

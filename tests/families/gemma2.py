@@ -15,7 +15,7 @@ BASE = {
     "sliding_window": 5,
     "query_pre_attn_scalar": 7,
     "attn_logit_softcapping": 2.0,
-    "final_logit_softcapping": 3.0,
+    "final_logit_softcapping": 12.0,
 }
 KINDS = ["full_attention", "sliding_attention", "sliding_attention"]
 PLAIN = {"attn_logit_softcapping": None, "final_logit_softcapping": None}

@@ -25,7 +25,7 @@ CASES = (
     Case("base", BASE | {"rope_parameters": BOTH}, norm=0.0),
     Case("plain_thetas", BASE, seed=1, norm=0.0),
     Case("default_pattern", SEVEN | {"sliding_window": 4}, seed=2, norm=0.0),
-    Case("final_cap", BASE | {"final_logit_softcapping": 3.0, "rms_norm_eps": 0.01}, seed=3, norm=0.0),
+    Case("final_cap", BASE | {"final_logit_softcapping": 12.0, "rms_norm_eps": 0.01}, seed=3, norm=0.0),
     Case("biases_untied", BASE | {"attention_bias": True, "tie_word_embeddings": False}, seed=4, norm=0.0),
     Case("scaled_sliding", BASE | {"rope_parameters": {"full_attention": LOCAL, "sliding_attention": LINEAR}}, seed=5,
          norm=0.0),
