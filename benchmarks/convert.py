@@ -128,9 +128,13 @@ def child(task: str, source: str, dest: str, limit: str) -> None:
         sys.exit(code)
     if task == "load":
         jax.block_until_ready(load(source).params)
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    peaks = {name: int(status[key].split()[0]) * 1024 for name, key in (("peak", "VmHWM"), ("address", "VmPeak"))}
-    print(json.dumps(peaks))
+    print(json.dumps(peaks("self")))
+
+
+def peaks(process: int | str) -> dict[str, int]:
+    """The most memory and address space that a running process has had, in bytes. Linux only."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return {name: int(status[key].split()[0]) * 1024 for name, key in (("peak", "VmHWM"), ("address", "VmPeak"))}
 
 
 def interrupt(source: Path, dest: Path, limit: int, total: int) -> dict[str, Any]:
@@ -143,12 +147,13 @@ def interrupt(source: Path, dest: Path, limit: int, total: int) -> dict[str, Any
         if running.poll() is not None:
             sys.exit("benchmarks: the conversion ended before it could be killed; its message is above")
         time.sleep(0.1)
+    used = peaks(running.pid)
     running.send_signal(signal.SIGKILL)
     running.wait()
     lines = [line for line in (partial / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
-    files = [name for line in lines[1:] for name in json.loads(line)["files"]]
+    files = [name for line in lines[1:] for name in json.loads(line.split(" ", 1)[1])["files"]]  # After a checksum.
     times = {name: (partial / "checkpoint" / name).stat().st_mtime_ns for name in files}
-    return {"share": written(partial) / total, "times": times, "dest_exists": dest.exists()}
+    return used | {"share": written(partial) / total, "times": times, "dest_exists": dest.exists()}
 
 
 def written(folder: Path) -> int:
@@ -210,7 +215,8 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
     with checkpoint(args.folder, args.gigabytes, max(2, round(args.gigabytes / 2))) as (source, dest, facts):
         start = time.perf_counter()
         first = interrupt(source, dest, limit, facts["bytes"])
-        killed = {"seconds": time.perf_counter() - start, "share": first["share"], "files": len(first["times"])}
+        killed = {k: first[k] for k in ("peak", "address", "share")}
+        killed |= {"seconds": time.perf_counter() - start, "files": len(first["times"])}
         second = run_child("convert", source, dest, limit)
         kept = sum((dest / name).stat().st_mtime_ns == made for name, made in first["times"].items())
         compared = compare(source, dest)
@@ -230,17 +236,17 @@ def show_small(result: dict[str, Any]) -> None:
 
 
 def show_large(result: dict[str, Any]) -> None:
-    killed, resumed = result["killed"], result["resumed"]
-    size, tensor, limit, disk, compared, peak, address = (
-        f"{n / 1e9:.2f} GB"
-        for n in (*(result[k] for k in ("bytes", "largest_tensor", "limit", "disk", "bytes_compared")),
-                  resumed["peak"], resumed["address"])
-    )  # fmt: skip
+    size, tensor, limit, disk, compared = (
+        f"{result[k] / 1e9:.2f} GB" for k in ("bytes", "largest_tensor", "limit", "disk", "bytes_compared")
+    )
     print(f"{size} in {result['shards']} shards, made in {result['making_seconds']:.0f} s; largest tensor {tensor}")
     print(f"address space limited to {limit}")
-    print(f"killed after {killed['seconds']:.0f} s at {killed['share']:.0%}, with {killed['files']} files finished")
-    print(f"resumed: {resumed['seconds']:.0f} s, peak memory {peak}, peak address space {address};", end=" ")
-    print(f"{result['files_kept']} files kept as they were")
+    for name in ("killed", "resumed"):
+        run = result[name]
+        peak, address = f"{run['peak'] / 1e9:.2f} GB", f"{run['address'] / 1e9:.2f} GB"
+        print(f"{name:8} after {run['seconds']:4.0f} s, peak memory {peak}, peak address space {address}")
+    share, files = f"{result['killed']['share']:.0%}", result["killed"]["files"]
+    print(f"killed at {share} with {files} files finished, of which {result['files_kept']} were kept as they were")
     print(f"result: {disk} on disk, {compared} compared bit by bit: {'good' if result['good'] else 'NOT GOOD'}")
 
 

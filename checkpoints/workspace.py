@@ -10,10 +10,11 @@ import dataclasses
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from jaxlm.checkpoints.files import FileInfo, sync_folder
 from jaxlm.checkpoints.manifest import JOURNAL, OLD_SUFFIX, PARTIAL_SUFFIX, is_checkpoint
@@ -27,7 +28,7 @@ class Workspace:
     """checkpoint: the growing folder. done: the files of every finished slice. resumed: an earlier run made some."""
 
     checkpoint: Path
-    journal: TextIO
+    journal: BinaryIO
     done: dict[Slice, dict[str, FileInfo]]
     resumed: bool
 
@@ -42,7 +43,7 @@ class Workspace:
         self._append({"fingerprint": fingerprint})
 
     def _append(self, entry: object) -> None:
-        self.journal.write(json.dumps(entry) + "\n")
+        self.journal.write(_line(entry))
         self.journal.flush()
 
 
@@ -70,14 +71,15 @@ def open_workspace(dest: Path, fingerprint: str | None) -> Iterator[Workspace]:
     keep = False
     with _making(folder), _lock(folder):
         _restore_old(dest)
-        done = _read_journal(folder / JOURNAL, fingerprint)
+        done, kept = _read_journal(folder / JOURNAL, fingerprint)
         checkpoint = folder / "checkpoint"
-        resumed = done is not None and checkpoint.is_dir()
+        resumed = kept > 0 and checkpoint.is_dir()
         if not resumed:
             shutil.rmtree(checkpoint, ignore_errors=True)
         try:
-            with (folder / JOURNAL).open("a" if resumed else "w") as journal:
-                yield Workspace(checkpoint, journal, done if resumed and done else {}, resumed)
+            with (folder / JOURNAL).open("ab" if resumed else "wb") as journal:
+                journal.truncate(kept if resumed else 0)
+                yield Workspace(checkpoint, journal, done if resumed else {}, resumed)
         except BaseException as error:
             keep = fingerprint is not None and not isinstance(error, JaxlmError)
             raise
@@ -129,19 +131,30 @@ def _restore_old(dest: Path) -> None:
         shutil.rmtree(old)
 
 
-def _read_journal(path: Path, fingerprint: str | None) -> dict[Slice, dict[str, FileInfo]] | None:
-    """The finished slices; None without a journal of this fingerprint. A line cut short by a kill is ignored."""
-    if fingerprint is None or not path.exists():
-        return None
-    lines = []
-    for line in path.read_bytes().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
+def _line(entry: object) -> bytes:
+    """A line of the journal: a checksum and JSON."""
+    text = json.dumps(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _read_journal(path: Path, fingerprint: str | None) -> tuple[dict[Slice, dict[str, FileInfo]], int]:
+    """(the finished slices, bytes of the journal that tell of them); 0 bytes without a journal of this fingerprint.
+
+    A line that was cut short by a kill, or damaged since, ends it.
+    """
+    done: dict[Slice, dict[str, FileInfo]] = {}
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True) if fingerprint is not None and path.is_file() else []:
+        text = line[9:-1]
+        if line != b"%08x %s\n" % (zlib.crc32(text), text):
             break
-    if not lines or lines[0].get("fingerprint") != fingerprint:
-        return None
-    return {tuple(line["slice"]): {name: FileInfo(*info) for name, info in line["files"].items()} for line in lines[1:]}
+        entry = json.loads(text)
+        if kept:
+            done[tuple(entry["slice"])] = {name: FileInfo(*info) for name, info in entry["files"].items()}
+        elif entry != {"fingerprint": fingerprint}:
+            break
+        kept += len(line)
+    return done, kept
 
 
 @contextlib.contextmanager

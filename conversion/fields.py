@@ -35,6 +35,11 @@ NEUTRAL: Mapping[str, Any] = {
     "torchscript": False,
     "use_bfloat16": False,
 }
+# More than any model has: what is built per layer or per expert before the tensors are seen stays small.
+MOST: Mapping[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 1000),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 10_000),
+}
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -97,10 +102,10 @@ class Fields:
         return default
 
     def count(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED, least: int = 1) -> int:
-        """An integer of at least `least`."""
-        value = self.any(name, default, null)
-        if name in self and (type(value) is not int or not least <= value < 1 << 40):
-            raise self.error(name, f"an integer of at least {least}")
+        """An integer of at least `least`, and at most what `MOST` says."""
+        value, most = self.any(name, default, null), MOST.get(name, 1 << 40)
+        if name in self and (type(value) is not int or not least <= value <= most):
+            raise self.error(name, f"an integer from {least} to {most}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> float:

@@ -8,15 +8,19 @@ from typing import Any
 NUMBERS = (-1, 0, 1, 2, 3, 7, 255, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 39, 1 << 63, (1 << 64) - 1, 10**30, 10**400)
 FLOATS = (0.5, -0.0, -1.5, 1e-320, 1e300, 3.0)
 WORDS = (
-    "", " ", "..", "../x", "../../../../etc/passwd", "/etc/passwd", "~/x", "a/../b", "a\0b", "\ud800", "\ufdd0", "x" * 70_000,
-    "nan", "{i}{e}", "%s", "F32", "BF16", "I64", "float16", "llama", "silu", "<s>", "c.0.0", "model.safetensors", ".",
+    "", " ", "..", "../x", "../../../../etc/passwd", "/etc/passwd", "~/x", "a/../b", "a\0b", "\ud800", "\ufdd0",
+    "x" * 70_000, "nan", "{i}{e}", "%s", "F32", "BF16", "I64", "float16", "llama", "silu", "<s>", "c.0.0",
+    "model.safetensors", ".",
 )  # fmt: skip
 RAW = {
-    "@nan@": "NaN", "@inf@": "-Infinity", "@big@": "1e999", "@digits@": "9" * 5000, "@deep@": "[" * 50_000 + "]" * 50_000,
+    "@nan@": "NaN", "@inf@": "-Infinity", "@big@": "1e999", "@digits@": "9" * 5000,
+    "@deep@": "[" * 50_000 + "]" * 50_000,
     "@deeper@": '{"a":' * 20_000 + "1" + "}" * 20_000, "@list@": "[" + "1," * 50_000 + "1]", "@open@": "[" * 1000,
     "@half@": '"\\ud800"', "@words@": "[" + '"a",' * 5000 + '"b"]',
 }  # fmt: skip
-COUNTS = (0, 1, 0x7F, 0xFF, 0xFFFF, 1 << 20, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+COUNTS = (
+    0, 1, 0x7F, 0xFF, 0xFFFF, 1 << 20, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1
+)  # fmt: skip
 
 
 def mutate_bytes(rng: random.Random, data: bytes, head: int = 2048) -> bytes:
@@ -68,7 +72,7 @@ def _change(rng: random.Random, node: Any, depth: int = 0) -> Any:
         return _other(rng, node)
     key = rng.choice(children)
     out = dict(node) if isinstance(node, dict) else list(node)
-    if rng.random() < 0.6 or isinstance(out, list) and rng.random() < 0.5:
+    if rng.random() < (0.8 if isinstance(out, list) else 0.6):
         out[key] = _change(rng, out[key], depth + 1)
         return out
     if isinstance(out, list):
@@ -221,7 +225,8 @@ def mutate_sentencepiece(rng: random.Random, data: bytes) -> bytes:
         piece = rng.choice(model.pieces) if model.pieces else model.pieces.add(piece="a", score=0.0, type=1)
         match rng.randrange(10):
             case 0:
-                piece.piece = rng.choice(("", "\0", "<0xGG>", "<0x4>", "<0xFFF>", "\u2581" * 500, rng.choice(model.pieces).piece))
+                other = rng.choice(model.pieces).piece
+                piece.piece = rng.choice(("", "\0", "<0xGG>", "<0x4>", "<0xFFF>", "\u2581" * 500, other))
             case 1:
                 piece.score = rng.choice((float("nan"), float("inf"), float("-inf"), 1e30, 0.0, -1.0))
             case 2 | 3:

@@ -36,7 +36,7 @@ def work(first: int, count: int, only: str) -> None:
     from fuzz_targets import targets
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.environ.get("FUZZ_DEBUG") or os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Libraries complain about what they are given.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Libraries complain about what they are given.
     os.dup2(2, 1)
     chosen = {name: target for name, target in targets().items() if name.startswith(only)}
     with tempfile.TemporaryDirectory(prefix="jaxlm-fuzz-") as folder:
