@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxlm.checkpoints.workspace import check_destination
 from jaxlm.config import DTYPES
 from jaxlm.conversion import config_for, layer_tensors, load_params, load_quantised, open_source
 from jaxlm.conversion.export import export_hf
-from jaxlm.errors import RequestError
+from jaxlm.errors import JaxlmTypeError, RequestError
 from jaxlm.generate import Model
 from jaxlm.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ def load(
     check_dtype(dtype)
     if mesh is not None:
         raise RequestError("load: mesh is not supported yet; allowed: None")
-    path = resolve(source)
+    path = find(source)
     if not is_checkpoint(path):
         return load_foreign(path, str(source), dtype, quantize, progress)
     if quantize is not None:
@@ -96,7 +97,7 @@ def convert(
     `dest` that holds something (unless force) and for what `load` refuses.
     """
     check_dtype(dtype)
-    path = resolve(source)
+    path = find(source)
     if is_checkpoint(path):
         raise RequestError(f"{path} is a jaxlm checkpoint already; allowed: a Hugging Face folder or a .gguf file")
     opened = open_source(path)
@@ -122,7 +123,7 @@ def export(
     Weights keep the source's dtype and bits (what a GGUF file stores in blocks becomes float32). Raises CheckpointError
     for a `dest` that holds something (unless force), ConfigError for a model whose config cannot be written.
     """
-    path = resolve(source)
+    path = find(source)
     check_destination(dest, [path], force)
     original: Mapping[str, Any] | None
     if is_checkpoint(path):
@@ -135,6 +136,13 @@ def export(
     model = load(source, progress=progress)
     export_hf(model.config, model.params, original or {}, dest, files=files, force=force)
     return Path(dest)
+
+
+def find(source: Any) -> Path:
+    """The file or folder that a source means."""
+    if not isinstance(source, (str, PathLike)):
+        raise JaxlmTypeError(f"source is {source!r}; allowed: a path, a known name or a hub id")
+    return resolve(source)  # type: ignore[arg-type]
 
 
 def check_dtype(dtype: str | None) -> None:
