@@ -269,7 +269,7 @@ def print_json(value: Any) -> None:
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs between runs, in JAX's persistent cache, unless the user has one or nothing can be kept."""
+    """Keep compiled programs between runs, in JAX's persistent cache, unless the user has one or it cannot be."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
