@@ -4,8 +4,16 @@ One clear sentence: what is wrong, where, and what is allowed. The command line 
 """
 
 
+LONGEST = 2000  # Characters of a message: a damaged file may hold a name of any length.
+
+
 class JaxlmError(ValueError):
     """Base of all errors about what the caller gave: a value, a file, a prompt or a flag."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        half = LONGEST // 2
+        return text if len(text) <= LONGEST else f"{text[:half]} [...] {text[-half:]}"
 
 
 class ConfigError(JaxlmError):

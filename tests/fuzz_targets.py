@@ -150,7 +150,7 @@ def damage_journal(rng: random.Random, files: Files) -> Files:
     lines = files[name].splitlines(keepends=True)
     if rng.random() < 0.7:
         at = rng.randrange(len(lines))
-        lines[at] = mutate_json(rng, lines[at]) + b"\n"
+        lines[at] = lines[at][:9] + mutate_json(rng, lines[at][9:]) + b"\n"  # After a checksum.
         return files | {name: b"".join(lines)}
     return files | {name: mutate_bytes(rng, files[name])}
 

@@ -78,5 +78,5 @@ def by_gguf(arch: str, fields: Fields) -> Family:
 
 
 def _unknown(field: str, name: object, known: set[str]) -> ConfigError:
-    kind = "a known model that is not built yet" if name in NOT_BUILT else "not supported"
+    kind = "a known model that is not built yet" if str(name) in NOT_BUILT else "not supported"
     return ConfigError(f"{field} is {str(name)[:80]!r}, {kind}; allowed: {', '.join(sorted(known))}")
