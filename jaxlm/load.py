@@ -100,6 +100,7 @@ def convert(
     path = find(source)
     if is_checkpoint(path):
         raise RequestError(f"{path} is a jaxlm checkpoint already; allowed: a Hugging Face folder or a .gguf file")
+    check_destination(dest, [path], force)
     opened = open_source(path)
     config = config_for(opened, dtype)
     if opened.tokenizer_files:
