@@ -96,9 +96,9 @@ def walk_model(walk: Mapping[int, int], vocab: int = VOCAB, max_positions: int =
     return Model(**({"config": config, "params": params, "tokenizer": tokenizer(), "eos_ids": (EOS,)} | changes))
 
 
-def text_walk(text: str) -> dict[int, int]:
-    """The walk that spells a text, no byte of which may come twice, from the byte 0, then ends."""
-    data = b"\0" + text.encode()
+def text_walk(text: str, start: str = "\0") -> dict[int, int]:
+    """The walk that spells a text, no byte of which may come twice, from the byte `start`, then ends."""
+    data = (start + text).encode()
     assert len(set(data)) == len(data), f"{text!r} needs a script"
     return dict(zip(data, [*data[1:], EOS], strict=True))
 
