@@ -65,7 +65,8 @@ def parse_json(data: bytes, where: str | Path) -> dict[str, Any]:
 def safe_name(name: str) -> str:
     """A file name that stays inside the folder."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or str(path) != name:
+    plain = "\\" not in name and "\0" not in name and name.isprintable()  # Half a surrogate pair is not printable.
+    if not name or path.is_absolute() or ".." in path.parts or str(path) != name or not plain:
         raise CheckpointError(f"file name {name!r} leaves the folder or is not plain")
     return name
 

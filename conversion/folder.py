@@ -55,7 +55,7 @@ def _read_shards(folder: Path) -> dict[str, TensorInfo]:
 def _inside(folder: Path, file: str, name: str) -> Path:
     """The shard's path, refused if it is not a file inside the folder, or in the blobs of the same hub download."""
     where = f"{folder / INDEX}: the entry of {name!r} is {file!r}"
-    if not file or "\0" in file or Path(file).is_absolute() or ".." in Path(file).parts:
+    if not file.isprintable() or not file or Path(file).is_absolute() or ".." in Path(file).parts:
         raise CheckpointError(f"{where}; allowed: a name inside the folder")
     path, root = folder / file, folder.resolve()
     allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]

@@ -26,7 +26,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             header = parse_json(file.read(length), f"{path}: header")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    header.pop("__metadata__", None)
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise CheckpointError(f"{path}: __metadata__ is {str(notes)[:80]}; allowed: an object of strings")
     tensors = [_info(name, entry, path, 8 + length) for name, entry in header.items()]
     check_extents(tensors, 8 + length, size, path)
     stored = sum(t.nbytes for t in tensors)
