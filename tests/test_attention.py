@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxlm
@@ -25,7 +25,7 @@ def exact(params, x, spec):
     return np.stack([oracle.attention(params, row, spec) for row in np.asarray(x).astype(np.float64)])
 
 
-@settings(max_examples=12)
+@tiny.examples(8)
 @given(tiny.attentions(), st.integers(0, 99))
 def test_equals_loops_in_numpy(spec, seed):
     params, x = draw(spec, seed)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxlm
-from jaxlm.cache import KV, KVCache, capacity, init_cache, slot_positions, write
+from jaxlm.cache import KV, KVCache, capacity, init_cache, slot_positions, write, write_slots
 from jaxlm.errors import RequestError
 
 
@@ -40,6 +40,17 @@ def test_writing_chunks_fills_each_row_in_order(slots, plan):
         k, v = cache.layers[0][0]
         assert np.asarray(k)[0, :, :, 0, 0].tolist() == [[m[s] for s in range(slots)] for m in memory]
         assert np.array_equal(v, -k) and cache.lengths.tolist() == lengths
+
+
+@given(st.integers(1, 7), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=4))
+def test_no_slot_is_written_twice_in_one_call(slots, rows):
+    """Of two writes to one place either may win, so a ring leaves out what it would drop at once."""
+    lengths, counts = (jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))
+    found = np.asarray(write_slots(lengths, counts, 9, slots))
+    for slots_of_row, (length, count) in zip(found, rows, strict=True):
+        first = max(0, count - slots)
+        expected = [(length + i) % slots if first <= i < count else slots for i in range(9)]
+        assert slots_of_row.tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

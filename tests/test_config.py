@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxlm
@@ -204,7 +204,7 @@ class TestRefusals:
 
 
 class TestDicts:
-    @settings(max_examples=50)
+    @tiny.examples(50)
     @given(tiny.configs())
     def test_round_trip_through_json(self, config):
         again = from_dict(json.loads(json.dumps(to_dict(config))))
@@ -269,7 +269,7 @@ class TestIdentity:
 class TestSegments:
     kinds = tuple(tiny.layer(window) for window in (0, 2, 3))
 
-    @settings(max_examples=150)
+    @tiny.examples(150)
     @given(st.lists(st.integers(0, 2), min_size=1, max_size=9))
     def test_cover_the_layers_with_the_fewest_bodies_then_segments(self, order):
         segments = find_segments(tuple(self.kinds[i] for i in order))

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxlm.config import FFNSpec
@@ -24,7 +24,7 @@ def exact(params, x, spec):
     return np.apply_along_axis(lambda row: oracle.ffn(params, row, spec), -1, np.asarray(x, np.float64))
 
 
-@settings(max_examples=30)
+@tiny.examples(20)
 @given(tiny.ffns, st.integers(0, 99))
 def test_equals_numpy(spec, seed):
     params, x = draw(spec, seed)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, reject, settings
+import tiny
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 import jaxlm
@@ -52,7 +53,7 @@ choices = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@tiny.examples(200)
 @given(st.lists(st.tuples(rows, choices), min_size=3, max_size=3))
 def test_the_kept_ids_are_those_of_a_sort(batch):
     """Each row by its own settings; the survivors keep their logits over temperature."""
@@ -68,7 +69,7 @@ def test_the_kept_ids_are_those_of_a_sort(batch):
         np.testing.assert_allclose(np.ptp(shifted), 0, atol=1e-4)
 
 
-@settings(max_examples=100)
+@tiny.examples(100)
 @given(rows, choices, st.integers(0, 2**32 - 1))
 def test_a_draw_is_one_of_the_kept_ids(row, choice, seed):
     assume(np.isfinite(row).any())
@@ -258,7 +259,7 @@ class TestRows:
         for size in (1, 5, 16):
             assert np.array_equal(sample(self.logits[:size], KEY), whole[:size])
 
-    @settings(max_examples=30)
+    @tiny.examples(30)
     @given(st.integers(0, 15), st.integers(0, 99), choices, choices)
     def test_neighbours_do_not_matter(self, row, seed, mine, theirs):
         """Other logits, other settings (greedy and NaN among them) and another size of the batch."""
@@ -302,6 +303,13 @@ class TestRows:
         for i in range(2):
             expected = sample(self.logits[8 * i : 8 * i + 8], keys[i], top_k=7, top_p=0.9)
             assert np.array_equal(found[i], expected)
+
+    @pytest.mark.xfail(strict=True, reason="a new closure in each call is a new program")
+    def test_without_jit_the_second_call_compiles_nothing(self):
+        jaxlm.sample(self.logits, KEY, top_k=3)
+        with tiny.count_compiles() as compiled:
+            jaxlm.sample(self.logits, KEY, top_k=3)
+        assert not compiled
 
     def test_no_setting_compiles_again(self):
         traced = jax.jit(lambda logits, key, *s: jaxlm.sample(

@@ -3,8 +3,11 @@
 The fixed configs are for tests that run many examples on few shapes, since compiling takes most of the time.
 """
 
+import contextlib
 import functools
+import os
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +43,7 @@ FULL = config(layer(), layer())
 MIXED = config(layer(4), layer(4), layer(), layer(4), layer(4), layer(), layer(3))
 BIASES = config(BIASED, BIASED, tie_embeddings=True, final_norm=jaxlm.NormSpec("layer", bias=True))
 WINDOWED = config(layer(4), layer(4))
+ALTERNATE = config(layer(4), layer(), layer(4), layer())
 # Mechanisms that the oracle does not know: for comparisons of the model with itself.
 _latent = jaxlm.config.LatentAttentionSpec(4, 6, 4, 2, 5, jaxlm.RopeSpec(), jaxlm.NormSpec())
 _chunked = jaxlm.AttentionSpec(4, 2, 6, chunk=4, sinks=True, softcap=5.0, qk_norm=jaxlm.NormSpec())
@@ -51,6 +55,12 @@ OTHERS = config(
     positions=jaxlm.config.LearnedPositions(64),
     max_positions=64,
 )
+
+
+def examples(count: int) -> hypothesis.settings:
+    """That many examples, ten times as many in the profile that explores."""
+    exploring = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
+    return hypothesis.settings(max_examples=10 * count if exploring else count)
 
 
 def random_params(config: ModelConfig, seed: int = 0) -> jaxlm.params.Params:
@@ -77,6 +87,22 @@ def random_tokens(shape: tuple[int, ...], seed: int = 0, vocab: int = VOCAB) -> 
     return np.random.default_rng(seed).integers(0, vocab, shape, dtype=np.int32)
 
 
+@contextlib.contextmanager
+def count_compiles():
+    """A list that gets an entry for each program compiled inside."""
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def filled(cache: jaxlm.KVCache, value: float) -> jaxlm.KVCache:
     """The cache with `value` in every slot and the same lengths."""
     return cache.replace(layers=jax.tree.map(lambda a: jnp.full_like(a, value), cache.layers))
@@ -99,7 +125,11 @@ def equal_trees(a, b) -> bool:
 
 
 norms = st.builds(
-    jaxlm.NormSpec, kind=st.sampled_from(["rms", "layer"]), eps=st.sampled_from([1e-6, 1e-5, 1e-1]), bias=st.booleans()
+    jaxlm.NormSpec,
+    kind=st.sampled_from(["rms", "layer"]),
+    eps=st.sampled_from([1e-6, 1e-5, 1e-1]),
+    bias=st.booleans(),
+    unit_offset=st.booleans(),
 )
 activations = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
 ffns = st.builds(jaxlm.FFNSpec, st.integers(4, 9), activations, gated=st.booleans(), bias=st.booleans())
