@@ -43,9 +43,11 @@ def jaxlm(model: str, dtype: str, quantize: str | None) -> tuple[Run, dict[str, 
 def transformers(model: str, dtype: str, quantize: str | None) -> tuple[Run, dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from jaxlm.checkpoints import resolve
 
+    disable_progress_bar()
     path = resolve(model)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     place = {"pretrained_model_name_or_path": path} if path.is_dir() else {

@@ -70,19 +70,20 @@ def run_segment(
     context: jax.Array,
     inputs: jax.Array | None = None,
     shared: dict[str, Shared] | None = None,
-) -> tuple[jax.Array, Any, dict[str, Shared]]:
+    states: bool = False,
+) -> tuple[jax.Array, Any, dict[str, Shared], Any]:
     """All repeats of a unit: a scan where parameters are stacked, a loop where they are a list (`unstack`).
 
     past[j] holds KV [R,B,S,K,h] and positions [B,S]; inputs [R,U,B,T,P] of the unit's U layers; shared: what earlier
-    segments keep -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None where there is no past, and `shared` with
-    what this segment keeps).
+    segments keep -> (x, the new KV [R,B,T,K,h] per layer of the unit, or None where there is no past, `shared` with
+    what this segment keeps, and with `states` every layer's output [R,U,B,T,D], else None).
     """
     known = shared or {}
     labels = [spec.attention.kv_keep for spec in segment.unit]
 
     def unit(x: jax.Array, each: tuple[Any, Any, Any]) -> tuple[jax.Array, Any]:
         layers, cached, vectors = each
-        new, here = [], dict(known)
+        new, here, outputs = [], dict(known), []
         for j, spec in enumerate(segment.unit):
             seen = Past(cached[j], past[j].positions) if past and past[j] else None  # type: ignore[union-attr]
             source = here.get(spec.attention.kv_from)
@@ -91,15 +92,17 @@ def run_segment(
             if labels[j] and kv:
                 here[labels[j]] = Shared(seen, kv)
             new.append(kv)
-        return x, (tuple(new) if past else None, {label: here[label].new for label in labels if label})
+            outputs.append(x)
+        kept = {label: here[label].new for label in labels if label}
+        return x, (tuple(new) if past else None, kept, jnp.stack(outputs) if states else None)
 
     cached = tuple(p.kv if p else None for p in past) if past else None
-    x, (new, kept) = repeat_unit(unit, x, params, cached, inputs, past is not None and segment.repeat)
+    x, (new, kept, outputs) = repeat_unit(unit, x, params, cached, inputs, past is not None and segment.repeat)
     for label, kv in kept.items():  # A layer that keeps is never repeated: its repeat axis has length 1.
         before = past[labels.index(label)] if past else None
         seen = Past(jax.tree.map(lambda a: a[0], before.kv), before.positions) if before else None
         known = {**known, label: Shared(seen, jax.tree.map(lambda a: a[0], kv))}
-    return x, new, known
+    return x, new, known, outputs
 
 
 def repeat_unit(unit: Any, x: jax.Array, params: Any, cached: Any, inputs: Any, repeat: int) -> tuple[jax.Array, Any]:
@@ -124,15 +127,22 @@ def run_layers(
     config: ModelConfig,
     past: tuple[Any, ...] | None = None,
     inputs: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Every segment in turn; inputs [L,B,T,P] where layers take any in. -> (x [B,T,D], the new KV per segment)."""
-    new, done = [], 0
+    states: bool = False,
+) -> tuple[jax.Array, tuple[Any, ...], list[jax.Array]]:
+    """Every segment in turn; inputs [L,B,T,P] where layers take any in.
+
+    -> (x [B,T,D], the new KV per segment, and with `states` the outputs of each segment's layers [.,B,T,D]).
+    """
+    new, outputs, done = [], [], 0
     shared: dict[str, Shared] = {}
     for i, segment in enumerate(config.segments):
         size = segment.repeat * len(segment.unit)
         mine = None if inputs is None else inputs[done : done + size].reshape(segment.repeat, -1, *inputs.shape[1:])
         seen = past[i] if past else None
-        x, kv, shared = run_segment(params["segments"][i], x, segment, positions, seen, context, mine, shared)
+        layers = params["segments"][i]
+        x, kv, shared, made = run_segment(layers, x, segment, positions, seen, context, mine, shared, states)
         new.append(kv)
+        if states:
+            outputs.append(made.reshape(size, *x.shape))
         done += size
-    return x, tuple(new)
+    return x, tuple(new), outputs

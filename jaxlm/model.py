@@ -81,11 +81,26 @@ def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past | None, ...]
 
 def hidden(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     """The last layer's output for whole sequences, before the final norm. int32 [B,T] -> [B,T,D]."""
+    return _run_whole(params, tokens, config, False)[1]
+
+
+def hidden_states(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
+    """The embedding and every layer's output, before the final norm. int32 [B,T] -> [L+1,B,T,D]."""
+    x, _, outputs = _run_whole(params, tokens, config, True)
+    return jnp.concatenate([x[None], *outputs])
+
+
+def _run_whole(
+    params: Params, tokens: jax.Array, config: ModelConfig, states: bool
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """(embedding, the last layer's output, with `states` those of all layers by segment)."""
     batch, width = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], tokens.shape)
     x = embed(params, tokens, config, positions)
     inputs = embed_layers(params, tokens, x, config)
-    return run_layers(params, x, positions, jnp.full((batch,), width, jnp.int32), config, inputs=inputs)[0]
+    context = jnp.full((batch,), width, jnp.int32)
+    last, _, outputs = run_layers(params, x, positions, context, config, inputs=inputs, states=states)
+    return x, last, outputs
 
 
 def extend(
@@ -107,7 +122,7 @@ def extend(
     context = cache.lengths + lengths if context is None else jnp.maximum(context, cache.lengths + lengths)
     x = embed(params, tokens, config, positions)
     inputs = embed_layers(params, tokens, x, config)
-    x, new = run_layers(params, x, positions, context, config, read_past(cache, read), inputs)
+    x, new, _ = run_layers(params, x, positions, context, config, read_past(cache, read), inputs)
     limit = capacity(cache, config)
     if limit is not None:
         x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)
