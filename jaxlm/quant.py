@@ -1,7 +1,8 @@
 """Quantised weights: blocks of small integers with a scale each, as pytree nodes that take an array's place.
 
 A node keeps the shape of the array that it stands for, but for its last axis: groups of `group` neighbours along it
-share a scale. It is multiplied through `project`, like any weight; only there, or in `widen`, do its numbers become floats.
+share a scale. It is multiplied through `project`, like any weight; only there, or in `widen`, do its numbers become
+floats.
 """
 
 from typing import Any, NamedTuple
