@@ -3,7 +3,7 @@
 Every field that a family reads is recorded; `finish` refuses whatever was neither read nor named as harmless.
 """
 
-import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -113,14 +113,14 @@ class Fields:
         value = self.any(name, default, null)
         if name not in self:
             return value
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if not _finite(value):
             raise self.error(name, "a finite number")
         return float(value)
 
     def numbers(self, name: str, default: Any = REQUIRED) -> tuple[float, ...]:
         """A list of finite numbers."""
         value = self.any(name, default)
-        if name in self and not _all(value, lambda v: type(v) in (int, float) and math.isfinite(v)):
+        if name in self and not _all(value, _finite):
             raise self.error(name, "a list of finite numbers")
         return tuple(float(v) for v in value)
 
@@ -173,6 +173,11 @@ class Fields:
                 raise self.error(name, ", ".join(str(v) for v in values))
         for block in self.blocks.values():
             block.finish(harmless, neutral)
+
+
+def _finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _all(value: Any, test: Any) -> bool:

@@ -222,5 +222,5 @@ def from_dict(data: Any) -> Any:
         raise ConfigError(f"config: {kind} has no field {unknown[0]!r}")
     try:
         return SPECS[kind](**fields)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"config: {kind}: {error}") from error

@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")  # Those that must not be misread.
 EXTRA_TEMPLATES = "additional_chat_templates"  # a folder of NAME.jinja files
 
 
@@ -199,7 +200,8 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         return {}
     try:
-        value = json.loads(files[name])
+        value = json.loads(files[name], object_pairs_hook=_unique)
+        json.dumps(value, ensure_ascii=False).encode()  # Half a surrogate pair is no text.
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{name} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
@@ -207,14 +209,30 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return value
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"{name!r:.80} is there twice")
+    return found
+
+
+def _check(ok: bool, name: str, value: Any, allowed: str) -> None:
+    if not ok:
+        raise TokenizerError(f"field {name!r} of the tokenizer's settings is {value!r:.80}; allowed: {allowed}.")
+
+
 def _vocab_of(files: Mapping[str, bytes], config: Mapping[str, Any], special: Mapping[str, str]) -> Any:
     if "tokenizer.json" in files:
         return JsonVocab(bytes(files["tokenizer.json"]))
     if "tokenizer.model" not in files:
         raise TokenizerError(f"No vocabulary among {sorted(files)}: needs tokenizer.json or tokenizer.model.")
+    legacy = config.get("legacy")
+    _check(legacy is None or isinstance(legacy, bool), "legacy", legacy, "true, false")
     vocab = SpmVocab(bytes(files["tokenizer.model"]), config)
     for side, name, wanted in (("prefix", "bos", True), ("suffix", "eos", False)):
         flag = config.get(f"add_{name}_token")
+        _check(flag is None or isinstance(flag, bool), f"add_{name}_token", flag, "true, false")
         if wanted if flag is None else flag:
             token = vocab.token_id(special[f"{name}_token"]) if f"{name}_token" in special else vocab.core_id(name)
             setattr(vocab, side, () if token is None else (token,))
@@ -222,13 +240,15 @@ def _vocab_of(files: Mapping[str, bytes], config: Mapping[str, Any], special: Ma
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The *_token entries; a token may be given as a string or as {"content": ...}."""
+    """The *_token entries; a token may be given as a string or as {"content": ...}, null is none."""
     out = {}
     for name, value in config.items():
         if name.endswith("_token") and not name.startswith("add_"):
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                out[name] = value
+            text = value.get("content") if isinstance(value, dict) else value
+            known = value is None or isinstance(text, str) or name not in SPECIAL
+            _check(known, name, value, "a token's text, alone or as the content of an object")
+            if isinstance(text, str):
+                out[name] = text
     return out
 
 
@@ -236,7 +256,9 @@ def _bos_id(vocab: Any, special: Mapping[str, str], *configs: Mapping[str, Any])
     if "bos_token" in special:
         return vocab.token_id(special["bos_token"])
     for config in configs:
-        if type(i := config.get("bos_token_id")) is int and i in vocab.ids_with_token:
+        i = config.get("bos_token_id")
+        _check(i is None or type(i) is int, "bos_token_id", i, "an id")
+        if i in vocab.ids_with_token:
             return i
     return vocab.prefix[0] if len(vocab.prefix) == 1 else None
 
@@ -247,18 +269,21 @@ def _eos_ids(vocab: Any, special: Mapping[str, str], *configs: Mapping[str, Any]
     for config in configs:
         inner = config.get("text_config")
         value = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
-        found += value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(i for i in found if type(i) is int and i in vocab.ids_with_token))
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        _check(all(type(i) is int for i in ids), "eos_token_id", value, "an id or a list of ids")
+        found += ids
+    return tuple(dict.fromkeys(i for i in found if i in vocab.ids_with_token))
 
 
 def _templates(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: chat_template.jinja wins over tokenizer_config.json, that over chat_template.json."""
     found: dict[str, str] = {}
     for value in (_json(files, "chat_template.json").get("chat_template"), config.get("chat_template")):
-        named = value if isinstance(value, list) else [{"name": "default", "template": value}]
-        for entry in named:
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                found[str(entry.get("name"))] = entry["template"]
+        single = [] if value is None else [{"name": "default", "template": value}]
+        for entry in value if isinstance(value, list) else single:
+            known = isinstance(entry, dict) and all(isinstance(entry.get(k), str) for k in ("name", "template"))
+            _check(known, "chat_template", entry, "text, or a list of objects with name and template")
+            found[entry["name"]] = entry["template"]
     for name, data in files.items():
         if name == "chat_template.jinja" or name.startswith(EXTRA_TEMPLATES + "/"):
             key = "default" if name == "chat_template.jinja" else Path(name).stem

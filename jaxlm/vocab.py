@@ -7,9 +7,10 @@ A marked text is a text in which `MARK` stands inside every string that looks li
 one. The mark keeps it from being parsed and is gone before the vocabulary sees the text.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,17 +96,25 @@ class JsonVocab:
 def _load_json(data: bytes) -> Any:
     import tokenizers
 
-    try:
+    with _refused("be read"):
         core = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
-    except BaseException as error:  # the library raises bare Exception, or a panic that is not even that
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"tokenizer.json cannot be read: {_line(error)}.") from None
     core.no_truncation()  # a file may carry its author's training settings
     core.no_padding()
     if getattr(core.model, "dropout", None) is not None:
         core.model.dropout = None
     return core
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """The library's errors, which are bare Exceptions or a panic that is not even that, as ours."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = " ".join(str(error).split())[:200].rstrip(".")
+        raise TokenizerError(f"tokenizer.json cannot {what}: {text}.") from None
 
 
 def _state(part: Any) -> dict[str, Any] | None:
@@ -128,10 +137,8 @@ def _template_ids(step: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _ids(core: Any, text: str) -> list[int]:
-    try:
+    with _refused("encode the text"):  # for example a vocabulary of words without a token for unknown ones
         return core.encode(text, add_special_tokens=False).ids
-    except Exception as error:  # a vocabulary of words without a token for unknown ones
-        raise TokenizerError(f"tokenizer.json cannot encode the text: {_line(error)}.") from None
 
 
 def _frame(processor: dict[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -204,7 +211,3 @@ def _strips(part: dict[str, Any]) -> bool:
             raise TokenizerError(f"tokenizer.json: decoder Strip {part!r}; only one leading space is allowed.")
         return part["start"] == 1
     return part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")

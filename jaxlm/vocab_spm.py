@@ -133,6 +133,10 @@ def _config_tokens(config: Mapping[str, Any]) -> dict[int, Added]:
             raise TokenizerError(
                 f"tokenizer_config.json: added_tokens_decoder[{key!r}] is {token!r}; needs a number and a content."
             )
-        flags = {name: bool(token.get(name)) for name in ("special", "lstrip", "rstrip")}
+        flags = {name: token.get(name, False) for name in ("special", "lstrip", "rstrip")}
+        if not all(isinstance(flag, bool) for flag in flags.values()):
+            raise TokenizerError(
+                f"tokenizer_config.json: added_tokens_decoder[{key!r}] has flags {flags}; allowed: true, false."
+            )
         out[int(key)] = Added(token["content"], **flags)
     return out

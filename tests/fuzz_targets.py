@@ -109,7 +109,7 @@ def damage_checkpoint(rng: random.Random, files: Files) -> Files:
     manifest = json.loads(files[MANIFEST])
     names = [n for n in files if n.endswith(".json") and n != MANIFEST]
     chunks = [n for n in files if "/c." in n]
-    match rng.randrange(6):
+    match rng.randrange(7):
         case 0:
             name = rng.choice([MANIFEST, *names, *chunks])
             return files | {name: mutate_bytes(rng, files[name], 512)}
@@ -121,6 +121,9 @@ def damage_checkpoint(rng: random.Random, files: Files) -> Files:
             name = rng.choice(names)
             return _resealed(files | {name: mutate_json(rng, files[name])}, manifest, name, name)
         case 4:
+            name = "model_config.json"
+            return _resealed(files | {name: mutate_json(rng, files[name])}, manifest, name, name)
+        case 5:
             name = rng.choice(chunks)
             return _resealed(files | {name: mutate_bytes(rng, files[name])}, manifest, name, name)
         case _:

@@ -218,3 +218,35 @@ def test_unknown_decoder_and_empty_folder_are_refused(tmp_path):
         Tokenizer.from_files({"tokenizer.json": json.dumps(document).encode()})
     with pytest.raises(TokenizerError, match="no vocabulary"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("add_bos_token", "false"), ("add_eos_token", 1), ("legacy", "no"), ("eos_token", 2), ("bos_token", {"id": 1}),
+        ("chat_template", 5), ("chat_template", [{"name": "default"}]), ("eos_token", "\ud800"),
+        ("added_tokens_decoder", {"430": {"content": "<x>", "special": "no"}}),
+    ],
+)  # fmt: skip
+def test_settings_of_a_wrong_type_are_refused(field, value):
+    with pytest.raises(TokenizerError, match=f"{field}|JSON"):
+        Tokenizer.from_files(vocabularies.sentencepiece_files(**{field: value}))
+
+
+@pytest.mark.parametrize("value", ["2", [1, "2"], True, 1.5])
+def test_end_ids_of_a_wrong_type_are_refused(value):
+    ids = json.dumps({"eos_token_id": value}).encode()
+    files = vocabularies.sentencepiece_files() | {"generation_config.json": ids}
+    with pytest.raises(TokenizerError, match="eos_token_id"):
+        Tokenizer.from_files(files)
+
+
+def test_a_setting_given_twice_must_be_the_same():
+    files = vocabularies.sentencepiece_files()
+    for text, refused in (('{"legacy": true, "legacy": true}', False), ('{"legacy": true, "legacy": false}', True)):
+        files["tokenizer_config.json"] = text.encode()
+        if refused:
+            with pytest.raises(TokenizerError, match="'legacy' is there twice"):
+                Tokenizer.from_files(files)
+        else:
+            Tokenizer.from_files(files)
