@@ -20,7 +20,9 @@ def norm(params: dict[str, jax.Array], x: jax.Array, spec: NormSpec, axes: int =
     power = jnp.maximum(jnp.mean(jnp.square(wide), axis=over, keepdims=True) + spec.eps, jnp.finfo(jnp.float32).tiny)
     normed = wide * jax.lax.rsqrt(power)
     if spec.unit_offset:
-        return (normed * (1.0 + _trailing(params["scale"].astype(jnp.float32), x))).astype(x.dtype)
+        normed = normed * (1.0 + _trailing(params["scale"].astype(jnp.float32), x))
+        shifted = normed + _trailing(params["bias"].astype(jnp.float32), x) if spec.bias else normed
+        return shifted.astype(x.dtype)
     normed = normed.astype(x.dtype)
     scaled = normed * _trailing(params["scale"].astype(x.dtype), x) if spec.scale else normed
     return scaled + _trailing(params["bias"].astype(x.dtype), x) if spec.bias else scaled

@@ -72,7 +72,7 @@ def norm(p, x, spec: NormSpec) -> np.ndarray:
     centred = x - x.sum() / len(x) if spec.kind == "layer" else x
     power = (centred**2).sum() / len(x) + spec.eps
     normed = centred / math.sqrt(power) if power > 0 else centred
-    return normed * p["scale"] + (p["bias"] if spec.bias else 0.0)
+    return normed * (p["scale"] + spec.unit_offset) + (p["bias"] if spec.bias else 0.0)
 
 
 def attention(p, xs, spec: AttentionSpec) -> list[np.ndarray]:
