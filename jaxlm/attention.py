@@ -159,7 +159,8 @@ def attend(
     q: jax.Array, positions: jax.Array, parts: list[Past], spec: AttentionSpec, sinks: jax.Array | None = None
 ) -> jax.Array:
     """Each query's mix of the values of all parts. q [B,T,H,h], sinks [H] -> [B,T,H,h]; softmax in float32."""
-    grouped = q.reshape(*q.shape[:2], spec.num_kv_heads, -1, spec.head_dim)
+    batch, width, heads, head_dim = q.shape
+    grouped = q.reshape(batch, width, spec.num_kv_heads, heads // spec.num_kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
     scores = [score(grouped, part, positions, spec) for part in parts]
     highest = jnp.max(jnp.stack([jnp.max(s, axis=-1) for s in scores]), axis=0)
     if sinks is not None:
@@ -170,22 +171,37 @@ def attend(
     if sinks is not None:
         total = total + jnp.exp(sink - highest)
     mixed = jnp.sum(jnp.stack([mix(w, part) for w, part in zip(weights, parts, strict=True)]), axis=0)
-    summed = mixed / jnp.moveaxis(total, -1, 1)[..., None]
-    return summed.astype(q.dtype).reshape(q.shape)
+    mean = (mixed / total[..., None]).astype(q.dtype)
+    return mean.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def score(q: jax.Array, part: Past, positions: jax.Array, spec: AttentionSpec) -> jax.Array:
-    """Scaled scores in float32, hidden where masked. q [B,T,K,G,h], keys [B,S,K,h] -> [B,K,G,T,S]."""
-    k = part.kv.k.astype(q.dtype)
-    scores = jnp.einsum("BTKGh,BSKh->BKGTS", q, k, preferred_element_type=jnp.float32) * spec.softmax_scale
+    """Scaled scores in float32, hidden where masked. q [B,K,G,T,h], keys [B,S,K,h] -> [B,K,G,T,S]."""
+    k = jnp.swapaxes(part.kv.k, 1, 2).astype(q.dtype)
+    # One product per key head, with all its queries as rows: several times as fast on a CPU as one per query head.
+    rows = q.reshape(*q.shape[:2], -1, q.shape[-1])
+    scores = jnp.einsum("BKTh,BKSh->BKTS", rows, k, preferred_element_type=jnp.float32) * spec.softmax_scale
+    scores = scores.reshape(*q.shape[:-1], k.shape[2])
     if spec.softcap:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-    ahead = positions[:, :, None] - part.positions[:, None, :]
     if spec.alibi:
-        slopes = jnp.asarray(spec.alibi, jnp.float32).reshape(1, spec.num_kv_heads, -1, 1, 1)
-        scores = scores - slopes * ahead[:, None, None, :, :].astype(jnp.float32)
+        scores = scores + alibi(positions, part.positions, spec)
     seen = visible(positions, part.positions, spec)
     return jnp.where(seen[:, None, None, :, :], scores, HIDDEN)
+
+
+def alibi(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Array:
+    """What positions add to scaled scores. [B,T], [B,S] -> float32 [B,K,G,T,S]; T is 1 where queries do not count."""
+    slopes = jnp.asarray(spec.alibi, jnp.float32).reshape(1, spec.num_kv_heads, -1, 1, 1)
+    keys = keys[:, None, None, None, :].astype(jnp.float32)
+    if spec.alibi_bfloat16:
+        return bfloat16(bfloat16(slopes) * bfloat16(keys)) * spec.softmax_scale
+    return slopes * (keys - queries[:, None, None, :, None].astype(jnp.float32))
+
+
+def bfloat16(x: jax.Array) -> jax.Array:
+    """float32 rounded to what bfloat16 can hold; casts to and fro may be optimised away."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def visible(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Array:
@@ -200,8 +216,10 @@ def visible(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Arr
 
 
 def mix(weights: jax.Array, part: Past) -> jax.Array:
-    """Values summed by weight, in float32: [B,K,G,T,S] -> [B,T,K,G,h]. Keys serve as values where there are none."""
+    """Values summed by weight, in float32: [B,K,G,T,S] -> [B,K,G,T,h]. Keys serve as values where there are none."""
     values = part.kv.k if part.kv.v is None else part.kv.v
     # An empty slot may hold anything, NaN included, and 0 * NaN is NaN.
-    values = jnp.where(part.positions[:, :, None, None] >= 0, values, jnp.zeros_like(values))
-    return jnp.einsum("BKGTS,BSKh->BTKGh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    values = jnp.swapaxes(jnp.where(part.positions[:, :, None, None] >= 0, values, jnp.zeros_like(values)), 1, 2)
+    rows = weights.reshape(*weights.shape[:2], -1, weights.shape[-1]).astype(values.dtype)
+    mixed = jnp.einsum("BKTS,BKSh->BKTh", rows, values, preferred_element_type=jnp.float32)
+    return mixed.reshape(*weights.shape[:-1], values.shape[-1])

@@ -208,6 +208,7 @@ class AttentionSpec:
     softcap c > 0: scores become c * tanh(score / c) (Bello et al. 2016). clip c > 0: q, k and v are clipped to [-c, c].
     sinks: a learned score per head that takes part in the softmax and has no value (Xiao et al. 2023).
     alibi: a slope per head, whose product with the distance to the key is subtracted (Press et al. 2021); () is off.
+    alibi_bfloat16: instead slope times the key's position, in bfloat16, is added before the scores are scaled.
     v_from_k: the projected keys, before norm and rotation, are the values too; there is no v weight.
     kv_keep: a label under which later layers find this layer's keys and values. kv_from: the label of the layer whose
     keys and values this one looks at, having none of its own, nor a cache (Brandon et al. 2024).
@@ -231,6 +232,7 @@ class AttentionSpec:
     clip: float = 0.0
     sinks: bool = False
     alibi: tuple[float, ...] = ()
+    alibi_bfloat16: bool = False
     v_from_k: bool = False
     kv_keep: str = ""
     kv_from: str = ""
@@ -249,6 +251,8 @@ class AttentionSpec:
         check(not (self.kv_keep and self.kv_from), "AttentionSpec.kv_keep", self.kv_keep, "'' where kv_from is set")
         ok = len(self.alibi) in (0, self.num_heads)
         check(ok, "AttentionSpec.alibi has length", len(self.alibi), f"0 or num_heads = {self.num_heads}")
+        ok = bool(self.alibi) or not self.alibi_bfloat16
+        check(ok, "AttentionSpec.alibi_bfloat16", self.alibi_bfloat16, "False unless there are alibi slopes")
         if self.rope:
             self.rope.check_head("AttentionSpec.head_dim", self.head_dim)
         if self.scale is not None:
