@@ -22,13 +22,14 @@ class Row:
     target: a leaf, "embed.table" at the top or "attn.q" in every layer; several for one source that holds them all.
     source: a tensor's name. {i} is the layer's number: a name with it is a row of every layer. {e} is an expert's (or
     a head's): the row then fills one expert's share of a leaf whose first axis counts them.
-    A row counts only where the config has all its targets. Of several rows for the same target, the first whose sources
-    are all in the file is used; export writes the first.
+    A row counts only where the config has all its targets and `when` agrees. Of several rows for the same target, the
+    first whose sources are all in the file is used; export writes the first.
     """
 
     target: Names
     source: Names
     transform: Transform = SAME
+    when: Callable[[ModelConfig], bool] = lambda config: True
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ def make_plan(
 
     Raises CheckpointError naming a tensor that is missing, extra, of the wrong shape or of a type without weights.
     """
+    rows = tuple(row for row in rows if row.when(config))
     steps = [step for slots, per_layer, i in _places(config) for step in _steps(slots, per_layer, i, rows, tensors)]
     if tensors is not None:
         used = [name for step in steps for name in step.sources]

@@ -50,18 +50,19 @@ QKV = ("attn.q", "attn.k", "attn.v")
 
 
 def linear_rows(
-    names: Mapping[Names, str], transforms: Mapping[Names, tuple[Transform, Transform]] | None = None
+    names: Mapping[Names, str], transforms: Mapping[Names, tuple[Transform, Transform]] | None = None, **rest: Any
 ) -> tuple[Row, ...]:
     """Two rows for each place, its weight and its bias: a target (or several in one) -> the name before the ending.
 
-    transforms: target -> how its weight and its bias are stored. Norms go by "attn_norm", the head by "lm_head".
+    transforms: target -> how its weight and its bias are stored; rest: other fields of `Row`. Norms go by "attn_norm",
+    the head by "lm_head".
     """
     found = []
     for place, source in names.items():
         targets = (place,) if isinstance(place, str) else place
         how = (transforms or {}).get(place, (SAME, SAME))
         weights, biases = zip(*(_weight_and_bias(target) for target in targets), strict=True)
-        found += [Row(weights, f"{source}.weight", how[0]), Row(biases, f"{source}.bias", how[1])]
+        found += [Row(weights, f"{source}.weight", how[0], **rest), Row(biases, f"{source}.bias", how[1], **rest)]
     return tuple(found)
 
 

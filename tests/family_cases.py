@@ -25,7 +25,8 @@ class Case:
 
     length tokens are run: more than twice any window, so that a ring of that size wraps. norm is the mean of norm
     weights (0 for families that add one). tolerance only where a comment at the case says why. The first case of a
-    family stands for it in the slower plain tests: let it have what is particular, windows above all.
+    family stands for it in the slower plain tests: let it have what is particular, windows above all. attention: which
+    of the published forms of attention is right, where a comment at the case says why not any.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     norm: float = 1.0
     tolerance: float = TOLERANCE
     weights: Mapping[str, float] = field(default_factory=dict)
+    attention: str = "eager"
 
     def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         """The weights of this model; `weights` multiplies those of names that contain its keys."""

@@ -40,10 +40,10 @@ def save_untrained(case: Case, folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def load_theirs(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def load_theirs(folder: Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
     """The folder as transformers loads it, refused unless every tensor found its place."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+        folder, dtype=dtype, attn_implementation=attention, output_loading_info=True
     )
     lost = {key: names for key, names in info.items() if names}
     assert not lost, lost
@@ -62,7 +62,7 @@ def make_case(case: Case) -> tuple[dict[str, Any], dict[str, tuple[int, ...]], n
         config = save_untrained(case, Path(scratch) / "names")
         shapes = names_and_shapes(Path(scratch) / "names")
         folder = save_folder(Path(scratch) / "filled", config, case.tensors(shapes))
-        return config, shapes, their_logits(load_theirs(folder), case.tokens())[0]
+        return config, shapes, their_logits(load_theirs(folder, attention=case.attention), case.tokens())[0]
 
 
 def main(names: list[str]) -> None:

@@ -24,7 +24,7 @@ BFLOAT16 = 0.03  # Both sides round every activation to 8 bits, in different ord
 def test_logits(family: str, case: Case, tmp_path: Path) -> None:
     folder = write_case(tmp_path, family, case)
     loaded = load_source(folder)
-    theirs = their_logits(load_theirs(folder), case.tokens())[0]
+    theirs = their_logits(load_theirs(folder, attention=case.attention), case.tokens())[0]
     assert relative_error(logits_at_once(loaded.params, case.tokens(), loaded.config), theirs) < case.tolerance
     steps = logits_in_steps(loaded.params, case.tokens(), loaded.config)
     assert relative_error(steps, theirs[kept_positions(case.length)]) < case.tolerance
@@ -34,7 +34,7 @@ def test_logits(family: str, case: Case, tmp_path: Path) -> None:
 def test_bfloat16_file(family: str, case: Case, tmp_path: Path) -> None:
     """Widened to float32 the weights are exact; left as they are, the logits are those of bfloat16 arithmetic."""
     folder = write_case(tmp_path, family, case, "bfloat16")
-    theirs = their_logits(load_theirs(folder, torch.float32), case.tokens())[0]
+    theirs = their_logits(load_theirs(folder, torch.float32, case.attention), case.tokens())[0]
     for dtype, bound in (("float32", case.tolerance), (None, BFLOAT16)):
         loaded = load_source(folder, dtype)
         assert relative_error(logits_at_once(loaded.params, case.tokens(), loaded.config), theirs) < bound
@@ -44,7 +44,7 @@ def test_bfloat16_file(family: str, case: Case, tmp_path: Path) -> None:
 def test_transformers_loads_what_is_exported(family: str, case: Case, tmp_path: Path) -> None:
     loaded = load_source(write_case(tmp_path / "in", family, case))
     export_hf(loaded.config, loaded.params, loaded.source.original, tmp_path / "out", shard_bytes=20_000)
-    theirs = their_logits(load_theirs(tmp_path / "out"), case.tokens())[0]
+    theirs = their_logits(load_theirs(tmp_path / "out", attention=case.attention), case.tokens())[0]
     assert relative_error(theirs, reference(family, case)[2]) < 1e-6
 
 
