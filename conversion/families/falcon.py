@@ -27,7 +27,7 @@ def read_heads(c: Fields, newer: bool) -> dict[str, Any]:
     return heads
 
 
-def read_norms(c: Fields, newer: bool) -> dict[str, bool]:
+def read_norms(c: Fields, newer: bool) -> dict[str, Any]:
     """How many norms a layer has, and whether its branches work side by side."""
     parallel = c.flag("parallel_attn", True)
     count = c.count("num_ln_in_parallel_attn", 1 + newer, null=1 + newer)

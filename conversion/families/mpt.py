@@ -70,7 +70,7 @@ FAMILY = Family(
     ),
     neutral={
         "alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "attn_uses_sequence_id": False,
-        "expansion_ratio": 4, "no_bias": True, "norm_type": ("low_precision_layernorm", "layernorm"), "prefix_lm": False,
-        "qk_ln": False,
+        "expansion_ratio": 4, "no_bias": True, "norm_type": ("low_precision_layernorm", "layernorm"),
+        "prefix_lm": False, "qk_ln": False,
     },
 )  # fmt: skip
