@@ -49,13 +49,14 @@ def activation(x: jax.Array, params: dict[str, Any], name: str) -> jax.Array:
         case "relu2":
             return jnp.square(jax.nn.relu(x))
         case "xielu":
-            return xielu(x, params["alpha_p"], params["alpha_n"])
+            return xielu(x, params)
     raise ValueError(f"activation is {name!r}")
 
 
-def xielu(x: jax.Array, alpha_p: jax.Array, alpha_n: jax.Array, beta: float = 0.5, eps: float = -1e-6) -> jax.Array:
+def xielu(x: jax.Array, params: dict[str, Any]) -> jax.Array:
     """x > 0: a_p x^2 + beta x, else a_n (exp(min(x, eps)) - 1 - x) + beta x, with a_p = softplus(alpha_p) and
-    a_n = beta + softplus(alpha_n); alpha_p and alpha_n [1]."""
-    positive, negative = (jax.nn.softplus(a.astype(jnp.float32)[0]) for a in (alpha_p, alpha_n))
-    below = (jnp.expm1(jnp.minimum(x, eps)) - x) * (beta + negative)
-    return jnp.where(x > 0, positive * jnp.square(x), below) + beta * x
+    a_n = beta + softplus(alpha_n); alpha_p, alpha_n, beta and eps [1]."""
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    alpha_p, alpha_n, beta, eps = (params[name].astype(jnp.float32)[0] for name in names)
+    below = (jnp.expm1(jnp.minimum(x, eps)) - x) * (beta + jax.nn.softplus(alpha_n))
+    return jnp.where(x > 0, jax.nn.softplus(alpha_p) * jnp.square(x), below) + beta * x

@@ -28,11 +28,12 @@ from jaxlm.config import (
 )
 
 Params = dict[str, Any]
+CONSTANTS = {"ones": 1.0, "halves": 0.5, "zeros": 0.0}
 
 
 @dataclass(frozen=True)
 class Param:
-    """The declaration of one array. init: "ones", "zeros", or the standard deviation of a normal distribution."""
+    """The declaration of one array. init: a name in `CONSTANTS`, or the standard deviation of a normal distribution."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
@@ -176,7 +177,7 @@ def latent_params(spec: LatentAttentionSpec, width: int) -> dict[str, Any]:
 
 
 def ffn_params(spec: FFNSpec, width: int) -> dict[str, Param]:
-    """up and, if gated, gate [F,D]; down [D,F]; biases [F], [F], [D]."""
+    """up and, if gated, gate [F,D]; down [D,F]; biases [F], [F], [D]; xIELU: four of [1]."""
     inner = spec.intermediate_size
     names = ("gate", "up") if spec.gated else ("up",)
     tree = {name: Param((inner, width), ("mlp", "embed"), width**-0.5) for name in names}
@@ -186,6 +187,7 @@ def ffn_params(spec: FFNSpec, width: int) -> dict[str, Param]:
         tree["down_bias"] = Param((width,), ("embed",), "zeros")
     if spec.activation == "xielu":
         tree |= {name: Param((1,), ("one",), "ones") for name in ("alpha_p", "alpha_n")}
+        tree |= {"beta": Param((1,), ("one",), "halves"), "eps": Param((1,), ("one",), "zeros")}
     return tree
 
 
@@ -263,5 +265,5 @@ def _map(function: Callable[[Param], Any], tree: Any) -> Any:
 
 def _draw(param: Param, key: jax.Array, dtype: str) -> jax.Array:
     if isinstance(param.init, str):
-        return (jnp.ones if param.init == "ones" else jnp.zeros)(param.shape, dtype)
+        return jnp.full(param.shape, CONSTANTS[param.init], dtype)
     return (param.init * jax.random.normal(key, param.shape, jnp.float32)).astype(dtype)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxlm.config import FFNSpec
-from jaxlm.ffn import ffn
+from jaxlm.ffn import activation, ffn
 
 
 def draw(spec, seed=0):
@@ -48,6 +48,16 @@ def test_activations_are_float32_inside(name):
     assert found.dtype == jnp.bfloat16
     wide = oracle.activation(np.asarray(x, np.float64), name)
     np.testing.assert_allclose(np.asarray(found, np.float64), wide, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("x", [-3.0, -0.2, -0.05, 0.0, 0.4, 2.0])
+def test_xielu_by_definition(x):
+    weights = {"alpha_p": 0.7, "alpha_n": -0.4, "beta": 0.6, "eps": -0.1}
+    soft_p, soft_n = (np.log1p(np.exp(weights[name])) for name in ("alpha_p", "alpha_n"))
+    below = (np.expm1(min(x, weights["eps"])) - x) * (weights["beta"] + soft_n)
+    params = {name: jnp.asarray([value], jnp.float32) for name, value in weights.items()}
+    found = activation(jnp.float32(x), params, "xielu")
+    np.testing.assert_allclose(found, (soft_p * x * x if x > 0 else below) + weights["beta"] * x, rtol=1e-5, atol=1e-6)
 
 
 def test_under_vmap():
