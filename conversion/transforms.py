@@ -59,6 +59,20 @@ class Same:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """The leaf is one number [1], stored without an axis."""
+
+    def shapes(self, params: Params) -> list[Shape]:
+        return [() for _ in params]
+
+    def decode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        return [a.reshape(p.shape) for a, p in zip(arrays, params, strict=True)]
+
+    def encode(self, arrays: Arrays, params: Params) -> list[np.ndarray]:
+        return [a.reshape(()) for a in arrays]
+
+
+@dataclass(frozen=True)
 class Transposed:
     """Matrices stored inputs first: the last two axes of the flat form are swapped (Conv1D, fused experts)."""
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxlm.conversion.transforms import Added, Fused, GroupedQKV, PairedRows, Same, Transform, Transposed
+from jaxlm.conversion.transforms import Added, Fused, GroupedQKV, PairedRows, Same, Scalar, Transform, Transposed
 from jaxlm.params import Param
 
 Declared = list[Param]
@@ -32,6 +32,7 @@ def gate_up(kv: int, group: int, half: int, width: int) -> Declared:
 
 TABLE: dict[str, tuple[Transform, Callable[..., Declared]]] = {
     "same": (Same(), lambda k, g, c, d: [out_matrix(d, k, 2 * c)]),
+    "scalar": (Scalar(), lambda k, g, c, d: [Param((1,), ("one",), "ones")]),
     "transposed": (Transposed(), lambda k, g, c, d: [head_matrix(k, 2 * c, d)]),
     "fused qkv": (Fused(), qkv),
     "fused qkv, inputs first": (Fused(axis=1, part=Transposed()), qkv),
