@@ -106,8 +106,7 @@ def test_the_dtype_of_the_file_is_kept(tmp_path):
     folder = llama_folder(tmp_path / "half", dtype="bfloat16", torch_dtype="bfloat16")
     model = jaxlm.load(folder)
     assert dtypes(model) == {"bfloat16"} == {model.config.dtype}
-    assert model.tokenizer is None
-    assert generate(model, [[1, 2]], max_new_tokens=2)[0].text == ""
+    assert model.tokenizer is None and model.eos_ids == ()
     kept = jaxlm.load(jaxlm.convert(folder, tmp_path / "kept"))
     assert tiny.equal_trees(kept.params, model.params)
 
