@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from jaxlm.config import MOST_LAYERS
 from jaxlm.errors import ConfigError
 
 REQUIRED: Any = object()
@@ -37,7 +38,7 @@ NEUTRAL: Mapping[str, Any] = {
 }
 # More than any model has: what is built per layer or per expert before the tensors are seen stays small.
 MOST: Mapping[str, int] = {
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 1000),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), MOST_LAYERS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 10_000),
 }
 ACTIVATIONS = {

@@ -6,6 +6,8 @@ embeddings), never of model families. Whatever is contradictory or out of range 
 
 import dataclasses
 import functools
+import sys
+import typing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 DTYPES = ("float32", "bfloat16", "float16")
+MOST_LAYERS = 1000  # Finding how layers repeat takes the square of their number.
 PRECISIONS = ("default", "high", "highest")
 
 
@@ -125,8 +128,8 @@ class ModelConfig:
         for name in ("embed_scale", "logit_scale"):
             check_number(f"ModelConfig.{name}", getattr(self, name))
         check_number("ModelConfig.logit_softcap", self.logit_softcap, above=-1e-30)
-        ok = len(self.layers) > 0 and all(isinstance(layer, LayerSpec) for layer in self.layers)
-        check(ok, "ModelConfig.layers", self.layers, "a tuple of at least one LayerSpec")
+        ok = 0 < len(self.layers) <= MOST_LAYERS and all(isinstance(layer, LayerSpec) for layer in self.layers)
+        check(ok, "ModelConfig.layers", self.layers, f"a tuple of at least one LayerSpec, at most {MOST_LAYERS}")
         check_choice("ModelConfig.dtype", self.dtype, DTYPES)
         check_choice("ModelConfig.precision", self.precision, PRECISIONS)
         if self.positions:
@@ -172,21 +175,32 @@ def check_sharing(layers: tuple[LayerSpec, ...]) -> None:
 @functools.lru_cache(maxsize=64)
 def find_segments(layers: tuple[LayerSpec, ...]) -> tuple[Segment, ...]:
     """Cover the layers with repeated units so that the bodies to compile, then the segments, are fewest."""
-    best: list[tuple[tuple[int, int], tuple[Segment, ...]]] = [((0, 0), ())]
+    numbers: dict[LayerSpec, int] = {}
+    kinds = [numbers.setdefault(layer, len(numbers)) for layer in layers]  # Numbers compare fast.
+    best = [(0, 0)]  # (bodies, segments) of the best cover of the first so many layers,
+    last = [(0, 0)]  # and (size, repeat) of its last segment.
     for end in range(1, len(layers) + 1):
-        candidates = []
+        cost, segment = (end, 1), (end, 1)
         for size in range(1, end + 1):
-            unit = layers[end - size : end]
-            repeat = 1
+            if size > cost[0]:
+                break  # No cover that ends in so large a unit has fewer bodies.
+            unit, start, repeat = kinds[end - size : end], end - size, 1
             while True:
-                start = end - size * repeat
-                (bodies, count), before = best[start]
-                candidates.append(((bodies + size, count + 1), (*before, Segment(unit, repeat))))
-                if start < size or layers[start - size : start] != unit:
+                bodies, count = best[start]
+                if (bodies + size, count + 1) < cost:
+                    cost, segment = (bodies + size, count + 1), (size, repeat)
+                if start < size or kinds[start - size : start] != unit:
                     break
-                repeat += 1
-        best.append(min(candidates, key=lambda c: c[0]))
-    return best[-1][1]
+                start, repeat = start - size, repeat + 1
+        best.append(cost)
+        last.append(segment)
+    found: list[Segment] = []
+    end = len(layers)
+    while end:
+        size, repeat = last[end]
+        found.append(Segment(layers[end - size : end], repeat))
+        end -= size * repeat
+    return tuple(reversed(found))
 
 
 SPECS = {
@@ -220,7 +234,25 @@ def from_dict(data: Any) -> Any:
     unknown = sorted(fields.keys() - {f.name for f in dataclasses.fields(SPECS[kind])})
     if unknown:
         raise ConfigError(f"config: {kind} has no field {unknown[0]!r}")
+    hints = typing.get_type_hints(SPECS[kind])
+    for name, value in fields.items():
+        if not _fits(value, hints[name]):
+            raise ConfigError(f"config: {kind}.{name} is {value!r:.80}; allowed: {hints[name]}")
     try:
         return SPECS[kind](**fields)
     except (TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"config: {kind}: {error}") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that a field of a spec is declared with; a whole number may stand for a float."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return isinstance(value, str) and value in parts
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+    if parts:
+        return any(_fits(value, part) for part in parts)
+    if hint is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is hint

@@ -113,7 +113,7 @@ def _other(rng: random.Random, value: Any) -> Any:
         if isinstance(value, bool):
             return not value
         if isinstance(value, (int, float)):
-            return rng.choice((value + 1, value - 1, value * 2, -value, value / 2, value // 2))
+            return rng.choice((value + 1, value - 1, value * 2, -value, value // 2))
         if isinstance(value, str) and value:
             at = rng.randrange(len(value))
             return value[:at] + rng.choice(("", "\0", "a", "\u2581", value)) + value[at + 1 :]

@@ -297,3 +297,29 @@ def fewest(order):
         pieces = [order[a:b] for a, b in itertools.pairwise(edges)]
         costs.append((sum(map(period, pieces)), len(pieces)))
     return min(costs)
+
+
+class TestDamagedDicts:
+    @pytest.mark.parametrize(
+        ("path", "bad"),
+        [
+            (("tie_embeddings",), "yes"), (("final_norm",), 1.5), (("final_norm", "scale"), 1), (("layers",), None),
+            (("layers", 0, "attention", "rope"), "none"), (("embed_scale",), 10**400), (("dtype",), ["float32"]),
+            (("layers", 0, "ffn"), {"spec": "NormSpec"}), (("final_norm", "kind"), "batch"),
+        ],
+    )  # fmt: skip
+    def test_a_value_of_another_type_than_its_field_is_refused(self, path, bad):
+        data = to_dict(model())
+        inner = data
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = bad
+        with pytest.raises(ConfigError, match=path[-1]):
+            from_dict(data)
+
+    def test_a_thousand_layers_are_grouped_in_a_moment(self):
+        layer, other = (dataclasses.replace(model().layers[0], residual_scale=s) for s in (1.0, 2.0))
+        segments = find_segments((layer,) * 3 + (other, other, layer) * 332)
+        assert [(len(s.unit), s.repeat) for s in segments] == [(1, 3), (3, 332)]
+        with pytest.raises(ConfigError, match="layers"):
+            dataclasses.replace(model(), layers=(layer,) * 1001)
