@@ -23,6 +23,8 @@ def random_weight(name: str, shape: tuple[int, ...], seed: int, norm: float) -> 
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
     if re.search(r"(norm[^.]*|\bln\w*)\.weight$", name):
         values = norm + 0.2 * values
+    elif name.endswith("scalar"):
+        values = 1 + 0.2 * values
     elif len(shape) < 2:
         values = 0.5 * values
     elif "embed" not in name and not name.endswith(("wte.weight", "wpe.weight")):
