@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.conversion.gguf_splitters import Splitter, splitter
-
 from jaxlm.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types; SentencePiece numbers them alike

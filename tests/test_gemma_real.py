@@ -20,7 +20,8 @@ FACTS = {
 }
 PROMPT = "The capital of France is"
 TEXTS = (
-    *FACTS, "naïve café 東京タワー 🙂👩‍👩‍👧 \x00\x01 \u200b ﬁ ½", "def f(x):\n\treturn x  # ▁ 12345\r\n", "<table><tr>  <td>",
+    *FACTS, "naïve café 東京タワー 🙂👩‍👩‍👧 \x00\x01 \u200b ﬁ ½", "def f(x):\n\treturn x  # ▁ 12345\r\n",
+    "<table><tr>  <td>",
     "    four spaces,\t\ttabs", "Привет, мир! مرحبا नमस्ते", "<end_of_turn><eos>[multimodal]<unused7>",
 )  # fmt: skip
 

@@ -8,9 +8,9 @@ import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from jaxlm.conversion.gguf_splitters import SPLITTERS
 from jaxlm.conversion.gguf_vocab import tokenizer_files
-
 from jaxlm.errors import TokenizerError
 from jaxlm.tokenizer import Tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxlm.conversion.gguf_vocab import tokenizer_files
 
+from jaxlm.conversion.gguf_vocab import tokenizer_files
 from jaxlm.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.parity
