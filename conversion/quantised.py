@@ -3,6 +3,7 @@
 No float copy of a whole leaf is ever made: a layer at a time is read, rounded, and put into the stacked node.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,13 +51,21 @@ def load_quantised(
         else:
             repeat = declared[name].shape[0]
             if name not in stacks:
-                stacks[name] = jax.tree.map(lambda a, r=repeat: aligned_empty((r, *a.shape), a.dtype), node)
-            jax.tree.map(lambda whole, part, i=layer: whole.__setitem__(i, part), stacks[name], node)
+                stacks[name] = jax.tree.map(functools.partial(_stack_like, repeat), node)
+            jax.tree.map(functools.partial(_put, layer), stacks[name], node)
         done += int(np.prod(declared[name].shape)) // (1 if layer is None else declared[name].shape[0])
         if progress:
             progress(done, total)
     ordered = iter([jax.tree.map(jax.device_put, stacks.pop(name)) for name in declared])
     return config, jax.tree.map(lambda _: next(ordered), declare(config), is_leaf=lambda leaf: isinstance(leaf, Param))
+
+
+def _stack_like(repeat: int, part: np.ndarray) -> np.ndarray:
+    return aligned_empty((repeat, *part.shape), part.dtype)
+
+
+def _put(layer: int, whole: np.ndarray, part: np.ndarray) -> None:
+    whole[layer] = part
 
 
 def _slices(source: Source, kind: str, config: ModelConfig, declared: dict[str, Param]) -> Iterator[Slice]:
@@ -67,11 +76,15 @@ def _slices(source: Source, kind: str, config: ModelConfig, declared: dict[str, 
     for (name, layer, make), (_, _, make_wide) in zip(plain, wide, strict=True):
         if (name, layer) in blocks:
             step = blocks[name, layer]
-            yield name, layer, lambda step=step: _stored(source.tensors[step.sources[0]], step)
+            yield name, layer, functools.partial(_stored, source.tensors[step.sources[0]], step)
         elif name.split(".")[-1] in MATRICES and declared[name].shape[-1] % GROUP == 0:
-            yield name, layer, lambda make=make_wide: quantize(make(), "int8" if kind == "file" else kind)
+            yield name, layer, functools.partial(_rounded, make_wide, "int8" if kind == "file" else kind)
         else:
             yield name, layer, make
+
+
+def _rounded(make: Callable[[], np.ndarray], kind: str) -> Any:
+    return quantize(make(), kind)
 
 
 def _block_steps(source: Source) -> Iterator[tuple[tuple[str, int | None], Step]]:

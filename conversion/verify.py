@@ -263,7 +263,7 @@ def _live(model: Model, path: Path, say: Callable[[str], None]) -> list[Reading]
     from jaxlm.conversion.export import export_hf
 
     with tempfile.TemporaryDirectory() as folder:
-        export_hf(model.config, model.params, read_checkpoint(path).source_config, Path(folder) / "hf")
+        export_hf(model.config, model.params, read_checkpoint(path).source_config or {}, Path(folder) / "hf")
         return transformers_readings(Path(folder) / "hf", prompt_ids(model))
 
 

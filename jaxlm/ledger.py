@@ -58,9 +58,9 @@ def compile_ledger(forbid: bool = False) -> Iterator[Ledger]:
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
 
-    def record(event: str, seconds: float, **facts: object) -> None:
+    def record(event: str, duration_secs: float, **facts: str | int) -> None:
         if event == COMPILED:
-            entry = Compilation(str(facts.get("fun_name", "")), reasons.last, seconds)
+            entry = Compilation(str(facts.get("fun_name", "")), reasons.last, duration_secs)
             ledger.entries.append(entry)
             if forbid:
                 raise JaxlmError(f"unexpected compilation of {entry.name}: {entry.why}")

@@ -15,14 +15,15 @@ from jaxlm.errors import RequestError
 
 GROUP = 32  # Neighbours that share a scale; that of GGUF's Q4_0, Q4_1 and Q8_0.
 KINDS = ("int8", "int4")
+Array = Any  # A jax.Array, or a numpy array while a model is being loaded.
 LARGE = 16384  # Numbers in a layer's weight from which copying it out would show.
 
 
 class Q8(NamedTuple):
     """value = scale * integer. values int8 [..., N], scales [..., N / group]."""
 
-    values: jax.Array
-    scales: jax.Array
+    values: Array
+    scales: Array
 
 
 class Q4(NamedTuple):
@@ -32,9 +33,9 @@ class Q4(NamedTuple):
     high half, as in GGUF's blocks. scales, mins [..., N / group].
     """
 
-    packed: jax.Array
-    scales: jax.Array
-    mins: jax.Array | None = None
+    packed: Array
+    scales: Array
+    mins: Array | None = None
 
 
 class Layer(NamedTuple):
