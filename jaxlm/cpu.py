@@ -44,7 +44,7 @@ def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array
     kinds = {(isinstance(w, Layer), type(s)) for w, s in zip(weights, stacks, strict=True)}
     if rows > MOST_ROWS or len(kinds) != 1 or not all(_fits(s) for s in stacks):
         return None
-    index = weights[0].index if isinstance(weights[0], Layer) else None
+    index = weights[0].number if isinstance(weights[0], Layer) else None
     flat = [_flatten(stack, inputs, index is not None) for stack in stacks]
     kind = {Q8: module.matvec_q8, Q4: module.matvec_q4}.get(type(stacks[0]), module.matvec)
     products = kind(x.reshape(rows, -1), flat, index)
@@ -99,7 +99,7 @@ def decode_attention(
     if not isinstance(past.k, Layer) or past.k.stack.dtype.name not in FLOATS[:2]:
         return None
     mixed = module.decode_attention(
-        q[:, 0], new.k[:, 0], new.v[:, 0], past.k.stack, past.v.stack, lengths, past.k.index,
+        q[:, 0], new.k[:, 0], new.v[:, 0], past.k.stack, past.v.stack, lengths, past.k.number,
         scale=spec.softmax_scale, softcap=spec.softcap, window=spec.window, sinks=sinks,
     )  # fmt: skip
     return mixed[:, None].astype(q.dtype)

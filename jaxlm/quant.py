@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     """One layer of a stacked weight [R, ...], not cut out yet: not everyone who is given it needs a copy."""
 
     stack: Any
-    index: jax.Array
+    number: jax.Array
 
 
 Weight = jax.Array | Q8 | Q4 | Layer
@@ -57,7 +57,7 @@ def cut(weight: Any) -> Any:
     """The weight itself: a `Layer` cut out of its stack, anything else as it is."""
     if not isinstance(weight, Layer):
         return weight
-    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, weight.index, keepdims=False), weight.stack)
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, weight.number, keepdims=False), weight.stack)
 
 
 def views(stacks: Any, index: jax.Array) -> Any:
@@ -72,7 +72,7 @@ def views(stacks: Any, index: jax.Array) -> Any:
 def pick(weight: Any, rows: jax.Array) -> Any:
     """weight[rows] along its first axis, read straight from the stack where it is a `Layer`."""
     if isinstance(weight, Layer):
-        return jax.tree.map(lambda a: a[weight.index, rows], weight.stack)
+        return jax.tree.map(lambda a: a[weight.number, rows], weight.stack)
     return jax.tree.map(lambda a: a[rows], weight)
 
 
