@@ -108,7 +108,9 @@ def _processor(data: bytes) -> Any:
     import sentencepiece
 
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=data)
+        core = sentencepiece.SentencePieceProcessor(model_proto=data)
+        core.id_to_piece(list(range(core.vocab_size())))  # Fails where a piece is not UTF-8.
+        return core
     except Exception as error:
         raise TokenizerError(f"tokenizer.model is not a SentencePiece model: {' '.join(str(error).split())}.") from None
 

@@ -250,3 +250,10 @@ def test_a_setting_given_twice_must_be_the_same():
                 Tokenizer.from_files(files)
         else:
             Tokenizer.from_files(files)
+
+
+def test_a_piece_that_is_no_text_is_refused():
+    files = vocabularies.sentencepiece_files()
+    damaged = files["tokenizer.model"].replace(b"<|im_end|>", b"<|im\xb9end|>")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model"):
+        Tokenizer.from_files(files | {"tokenizer.model": damaged})
