@@ -18,6 +18,7 @@ ORDER = [
     {"params", "sharding"},
     {"quant", "cpu", "linear", "norm", "rope", "cache"},
     {"attention", "ffn", "moe"},
+    {"layers", "layer_inputs"},
     {"model", "sample"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

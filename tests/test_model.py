@@ -154,7 +154,7 @@ def test_scan_equals_unrolled_with_gradients(config):
     pairs = list(zip(jax.tree.leaves(jaxlm.unstack(stacked)), jax.tree.leaves(unrolled), strict=True))
     largest = max(np.abs(a).max() for a, _ in pairs)
     for a, b in pairs:  # Without rope a key bias shifts all scores alike, so its gradient is nothing but rounding.
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * largest)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * largest + 2e-5 * np.abs(a).max())
 
 
 def test_scan_equals_unrolled_with_a_cache():
@@ -460,29 +460,37 @@ def test_a_cache_may_be_wider_than_the_model():
 class TestCompiledDecodeStep:
     """What the compiler makes of a step with a donated cache; no timing."""
 
-    config = jaxlm.ModelConfig(64, 64, (tiny.layer(head_dim=16, inner=128),) * 8, tie_embeddings=True)
+    layers = (tiny.layer(head_dim=16, inner=128),) * 8
+    config = tiny.config(*layers, vocab_size=64, hidden_size=64, tie_embeddings=True)
 
-    @functools.cached_property
-    def compiled(self):
-        params, cache = tiny.random_params(self.config), jaxlm.init_cache(self.config, 2, 256)
+    def compiled(self, dtype):
+        config = tiny.config(*self.layers, vocab_size=64, hidden_size=64, tie_embeddings=True, dtype=dtype)
+        params, cache = tiny.random_params(config), jaxlm.init_cache(config, 2, 256)
         step = jax.jit(jaxlm.decode_step, static_argnums=3, donate_argnums=2)
-        return step.lower(params, jnp.zeros(2, jnp.int32), cache, self.config).compile(), params, cache
+        memory = step.lower(params, jnp.zeros(2, jnp.int32), cache, config).compile().memory_analysis()
+        return memory, params, cache
 
-    def test_the_cache_is_updated_in_place(self):
-        compiled, _, cache = self.compiled
-        size = sum(a.nbytes for a in jax.tree.leaves(cache))
-        assert compiled.memory_analysis().alias_size_in_bytes == size
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_the_cache_is_updated_in_place(self, dtype):
+        memory, _, cache = self.compiled(dtype)
+        assert memory.alias_size_in_bytes == sum(a.nbytes for a in jax.tree.leaves(cache))
 
-    @pytest.mark.xfail(strict=True, reason="the bit image of the cache is a copy of all of it")
-    def test_it_needs_no_more_than_one_layer_besides(self):
+    @pytest.mark.parametrize(
+        "dtype",
+        [
+            "float32",
+            pytest.param("bfloat16", marks=pytest.mark.xfail(strict=True, reason="the scatter widens the whole cache")),
+        ],
+    )
+    def test_it_needs_no_more_than_one_layer_besides(self, dtype):
         """One layer's weights and cache, and 64 KiB for activations."""
-        compiled, params, cache = self.compiled
+        memory, params, cache = self.compiled(dtype)
         layer = sum(a.nbytes for a in jax.tree.leaves((params["segments"], cache.layers))) / 8
-        assert compiled.memory_analysis().temp_size_in_bytes < layer + 2**16
+        assert memory.temp_size_in_bytes < layer + 2**16
 
     def test_weights_are_arguments(self):
         """Nothing of a parameter's size is a constant of the program."""
-        _, params, cache = self.compiled
+        params, cache = tiny.random_params(self.config), jaxlm.init_cache(self.config, 2, 256)
         ids = jnp.zeros(2, jnp.int32)
         closed = jax.make_jaxpr(jaxlm.decode_step, static_argnums=3)(params, ids, cache, self.config)
         assert sum(np.size(c) for c in closed.consts) <= 16
