@@ -33,7 +33,8 @@ YARN = {
 }
 
 CASES = (
-    Case("normalised", BASE),
+    # A seed without a near tie between experts, which rounding to bfloat16 would decide the other way.
+    Case("normalised", BASE, seed=11),
     Case("biases_tied", BASE | {"use_qk_norm": False, "attention_bias": True, "tie_word_embeddings": True}, seed=1),
     Case("groups_raw", BASE | GROUPS | {"norm_topk_prob": False, "n_shared_experts": 2}, seed=2),
     Case("yarn", BASE | {"head_dim": 16, "rope_parameters": YARN, "first_k_dense_replace": 2}, length=40, seed=3),
