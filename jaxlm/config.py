@@ -139,12 +139,16 @@ class ModelConfig:
         for layer in self.layers:
             ok = layer.layer_input == self.layers[0].layer_input
             check(ok, "LayerSpec.layer_input", layer.layer_input, "the same for all layers")
-        # Dispatch of a jitted function hashes its static arguments on every call.
-        values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
-        object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined]
+        # Dispatch of a jitted function hashes its static arguments on every call.
+        if "_hash" not in self.__dict__:
+            self.__dict__["_hash"] = hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+        return self.__dict__["_hash"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Strings hash differently in every process.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     @property
     def segments(self) -> tuple[Segment, ...]:

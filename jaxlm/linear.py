@@ -1,5 +1,6 @@
 """The one seam through which every weight is multiplied."""
 
+import functools
 from typing import Any
 
 import jax
@@ -21,8 +22,23 @@ def project(spec: str, x: jax.Array, weight: Any, dtype: Any = None) -> jax.Arra
 def project_all(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any = None) -> list[jax.Array]:
     """`project` for several weights on the same x."""
     dtype = x.dtype if dtype is None else dtype
-    products = cpu.matvec(specs, x, weights) or [wide_product(s, x, w) for s, w in zip(specs, weights, strict=True)]
-    return [product.astype(dtype) for product in products]
+    return [product.astype(dtype) for product in products(tuple(specs), x, weights)]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def products(specs: tuple[str, ...], x: jax.Array, weights: list[Any]) -> list[jax.Array]:
+    """The products in float32. The kernels have no gradient: differentiated, they are XLA's."""
+    return cpu.matvec(list(specs), x, weights) or wide_products(specs, x, weights)
+
+
+@products.defjvp
+def products_jvp(specs: tuple[str, ...], primals: Any, tangents: Any) -> Any:
+    return jax.jvp(functools.partial(wide_products, specs), primals, tangents)
+
+
+def wide_products(specs: tuple[str, ...], x: jax.Array, weights: list[Any]) -> list[jax.Array]:
+    """`wide_product` for each."""
+    return [wide_product(spec, x, weight) for spec, weight in zip(specs, weights, strict=True)]
 
 
 def wide_product(spec: str, x: jax.Array, weight: Any) -> jax.Array:

@@ -116,17 +116,22 @@ def extend(
 
     read: how many slots of the cache to look at, where the caller knows that the rest is empty; None is all.
     context int32 [B]: how long each row is going to be before new tokens are chosen (see `rope`); None is by this call.
-    A row that would not fit gives NaN: nothing is clamped or overwritten.
+    A row whose length is outside 0..T, or that would outgrow the cache, gives NaN and leaves the cache as it was.
     """
+    limit = capacity(cache, config)
+    fits = (lengths >= 0) & (lengths <= tokens.shape[1])
+    if limit is not None:
+        fits &= cache.lengths + lengths <= limit
+    counts = jnp.where(fits, lengths, 0)
+    real = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < counts[:, None]
     positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    context = cache.lengths + lengths if context is None else jnp.maximum(context, cache.lengths + lengths)
+    context = cache.lengths + counts if context is None else jnp.maximum(context, cache.lengths + counts)
+    # Padding may lie beyond a table of positions, and its NaN would spread through attention.
     x = embed(params, tokens, config, positions)
+    x = jnp.where(real[:, :, None], x, jnp.zeros_like(x))
     inputs = embed_layers(params, tokens, x, config)
     x, new, _ = run_layers(params, x, positions, context, config, read_past(cache, read), inputs)
-    limit = capacity(cache, config)
-    if limit is not None:
-        x = jnp.where((cache.lengths + lengths > limit)[:, None, None], jnp.full_like(x, jnp.nan), x)
-    return x, write(cache, new, lengths)
+    return jnp.where(fits[:, None, None], x, jnp.full_like(x, jnp.nan)), write(cache, new, counts)
 
 
 def with_precision(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,17 +147,20 @@ def with_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@with_precision
 def forward(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     """Logits at every position, no cache. int32 [B,T] -> float32 [B,T,V].
 
     Raises RequestError for an id outside the vocabulary, where `tokens` is concrete (under `jit` its logits are NaN).
     """
-    tokens = check_tokens("forward", tokens, 2, config)
+    return _forward(params, check_tokens("forward", tokens, 2, config), config)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+@with_precision
+def _forward(params: Params, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     return lm_head(params, hidden(params, tokens, config), config)
 
 
-@with_precision
 def prefill(
     params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: jax.Array | None = None
 ) -> tuple[jax.Array, KVCache]:
@@ -164,8 +172,15 @@ def prefill(
     logits are NaN instead.
     """
     tokens = check_tokens("prefill", tokens, 2, config)
-    lengths = check_lengths(tokens, cache, config, lengths)
-    x, cache = extend(params, tokens, cache, config, lengths)
+    return _prefill(params, tokens, cache, check_lengths(tokens, cache, config, lengths), config)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+@with_precision
+def _prefill(
+    params: Params, tokens: jax.Array, cache: KVCache, lengths: jax.Array, config: ModelConfig
+) -> tuple[jax.Array, KVCache]:
+    x, cache = extend(params, tokens, cache, config, jnp.where(lengths > 0, lengths, -1))
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
     return lm_head(params, last, config), cache
 
@@ -198,6 +213,8 @@ def check_tokens(where: str, tokens: Any, ndim: int, config: ModelConfig) -> jax
 def check_lengths(tokens: jax.Array, cache: KVCache, config: ModelConfig, lengths: Any) -> jax.Array:
     """True lengths int32 [B], checked against the padding and the room left in the cache where values are concrete."""
     batch, width = tokens.shape
+    if lengths is not None and not jnp.issubdtype(jnp.asarray(lengths).dtype, jnp.integer):
+        raise JaxlmTypeError(f"prefill: lengths have dtype {jnp.asarray(lengths).dtype}; allowed: integers")
     lengths = jnp.full((batch,), width, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
     rows = cache.lengths.shape[0]
     if lengths.shape != (batch,) or rows != batch:

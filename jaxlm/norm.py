@@ -16,9 +16,10 @@ def norm(params: dict[str, jax.Array], x: jax.Array, spec: NormSpec, axes: int =
     wide = x.astype(jnp.float32)
     if spec.kind == "layer":
         wide = wide - jnp.mean(wide, axis=over, keepdims=True)
-    # eps may be 0: a zero vector must give zeros and finite gradients, hence the floor.
-    power = jnp.maximum(jnp.mean(jnp.square(wide), axis=over, keepdims=True) + spec.eps, jnp.finfo(jnp.float32).tiny)
-    normed = wide * jax.lax.rsqrt(power)
+    power = jnp.mean(jnp.square(wide), axis=over, keepdims=True) + spec.eps
+    # eps may be 0: a zero vector must give zeros, and gradients that are finite through both arms of the `where`.
+    inverse = jnp.where(power > 0, jax.lax.rsqrt(jnp.where(power > 0, power, 1.0)), 0.0)
+    normed = wide * inverse
     if spec.unit_offset:
         normed = normed * (1.0 + _trailing(params["scale"].astype(jnp.float32), x))
         shifted = normed + _trailing(params["bias"].astype(jnp.float32), x) if spec.bias else normed

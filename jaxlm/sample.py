@@ -31,8 +31,17 @@ def sample(
     probability. Ids that tie with the last one kept are kept too; at least one id always is.
     A row with a NaN, a +inf or no finite logit gives -1. Raises RequestError for a setting out of range, if concrete.
     """
+    if logits.ndim != 2 or 0 in logits.shape:
+        raise RequestError(f"logits have shape {logits.shape}; allowed: [B,V], neither of them 0")
+    check_settings(temperature, top_k, top_p, min_p, rows=logits.shape[0])
+    if not isinstance(top_k, jax.core.Tracer):
+        top_k = np.minimum(top_k, logits.shape[1])
+    return _sample(logits, key, temperature, top_k, top_p, min_p)
+
+
+@jax.jit
+def _sample(logits: jax.Array, key: jax.Array, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> jax.Array:
     batch = logits.shape[0]
-    check_settings(temperature, top_k, top_p, min_p)
     keys = row_keys(key, batch) if key.ndim == (0 if _is_typed(key) else 1) else key
     settings = [jnp.broadcast_to(jnp.asarray(s, t), (batch,)) for s, t in (
         (temperature, jnp.float32), (top_k, jnp.int32), (top_p, jnp.float32), (min_p, jnp.float32))]  # fmt: skip
@@ -71,7 +80,7 @@ def filter_logits(
     scaled = shifted / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)[:, None]
     scaled = jax.lax.cond(jnp.any(top_k > 0), _keep_top_k, lambda x, _: x, scaled, top_k)
     scaled = jax.lax.cond(jnp.any(top_p < 1), _keep_top_p, lambda x, _: x, scaled, top_p)
-    return jnp.where(jnp.exp(scaled) >= min_p[:, None], scaled, -jnp.inf)
+    return jnp.where(jnp.exp(scaled) >= jnp.minimum(min_p, 1.0)[:, None], scaled, -jnp.inf)
 
 
 def _draw(logits: jax.Array, keys: jax.Array, *settings: jax.Array) -> jax.Array:
@@ -87,7 +96,8 @@ def _keep_top_k(scaled: jax.Array, top_k: jax.Array) -> jax.Array:
 
 
 def _keep_top_p(scaled: jax.Array, top_p: jax.Array) -> jax.Array:
-    wanted = jnp.where(top_p < 1, top_p, jnp.inf)  # No set weighs as much as inf: everything is kept.
+    least = jnp.finfo(jnp.float32).tiny
+    wanted = jnp.where(top_p < 1, jnp.maximum(top_p, least), jnp.inf)  # No set weighs inf: all are kept.
     return _keep_heaviest(scaled, jax.nn.softmax(scaled, axis=-1), wanted)
 
 
@@ -110,23 +120,34 @@ def _keep_heaviest(scaled: jax.Array, weights: jax.Array, wanted: jax.Array) -> 
 
 
 def check_settings(
-    temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0, repetition_penalty: Any = 1.0
+    temperature: Any = 0.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    repetition_penalty: Any = 1.0,
+    rows: int | None = None,
 ) -> None:
-    """Raise RequestError for the first setting out of range; traced values cannot be read and pass."""
+    """Raise RequestError for the first setting out of range, or that is neither one number nor one for each of `rows`.
+
+    Traced values cannot be read and pass.
+    """
     rules = (
         ("temperature", temperature, lambda v: np.isfinite(v) & (v >= 0), "finite numbers of at least 0"),
-        ("top_k", top_k, lambda v: (v == np.floor(v)) & (v >= 0), "integers of at least 0 (0 is off)"),
+        ("top_k", top_k, lambda v: np.isfinite(v) & (v == np.floor(v)) & (v >= 0), "integers of at least 0 (0 is off)"),
         ("top_p", top_p, lambda v: (v > 0) & (v <= 1), "numbers above 0 and up to 1 (1 is off)"),
         ("min_p", min_p, lambda v: (v >= 0) & (v <= 1), "numbers from 0 (off) to 1"),
         ("repetition_penalty", repetition_penalty, lambda v: np.isfinite(v) & (v > 0), "finite numbers above 0"),
     )
     for name, value, rule, allowed in rules:
+        if rows is not None and np.shape(value) not in ((), (rows,)):
+            raise RequestError(f"{name} has shape {np.shape(value)}; allowed: one number, or one for each row ({rows})")
         if isinstance(value, jax.core.Tracer):
             continue
         array = np.asarray(value)
         numeric = array.dtype.kind in "iuf" and array.ndim <= 1
         if not numeric or not np.all(rule(array.astype(np.float64))):
-            raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
+            shown = " ".join(repr(value).split())
+            raise RequestError(f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}")
 
 
 def _is_typed(key: jax.Array) -> bool:

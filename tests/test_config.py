@@ -256,7 +256,6 @@ class TestIdentity:
             tiny.forward(tiny.random_params(config), TOKENS % 6, config)
         assert tiny.forward._cache_size() == count + 1
 
-    @pytest.mark.xfail(strict=True, reason="the stored hash is that of the process that pickled it")
     def test_a_pickled_config_is_found_in_another_process(self, tmp_path):
         """Hashes of strings differ from process to process."""
         (tmp_path / "config").write_bytes(pickle.dumps(model()))
