@@ -7,7 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from family_cases import cases, family_names, reference, relative_error, write_case
 from family_checks import logits_at_once
 
@@ -27,7 +26,7 @@ def measure(name: str) -> tuple[Family, float]:
             loaded = load_source(write_case(Path(folder) / "model", name, case))
         _, _, theirs = reference(name, case)
         ours = logits_at_once(loaded.params, case.tokens(), loaded.config)
-        worst = max(worst, relative_error(np.asarray(ours)[0], theirs))
+        worst = max(worst, relative_error(ours, theirs))
     return by_model_type(cases(name)[0].config["model_type"]), worst
 
 
