@@ -172,7 +172,7 @@ def test_rows_that_stop_at_different_steps():
 def test_a_stop_string_ends_one_row_only(monkeypatch):
     asked, decode_loop = [], loop.decode_loop
     monkeypatch.setattr(loop, "decode_loop", lambda *a: asked.append(int(a[3])) or decode_loop(*a))
-    model = scripted.walk_model({1: 65, 65: 66, 66: 67, 67: 68, 2: 70, 70: 71, 71: 70})
+    model = scripted.walk_model({1: 65, 65: 66, 66: 67, 67: 68, 68: 68, 2: 70, 70: 71, 71: 70})
     first, second, _ = generate(model, [[1], [2], [3]], stop=["BC"], max_new_tokens=50)
     assert (first.text, first.token_ids, first.finish_reason) == ("A", [65, 66, 67], "stop")
     assert (len(second.token_ids), second.finish_reason) == (50, "length")
