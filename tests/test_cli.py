@@ -335,7 +335,10 @@ def test_help(run):
 
 
 def test_pieces_arrive_before_the_end_and_ctrl_c_exits_with_130(walks):
-    argv = [*JAXLM, "generate", "--model", walks["lines"], "--raw", "--max-new-tokens", "1000000", "x"]
+    # What runs the tests may ignore the signal, and a child would take that over.
+    heeding = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    argv = [sys.executable, "-c", heeding + "from jaxlm.cli import main; sys.exit(main())"]
+    argv += ["generate", "--model", walks["lines"], "--raw", "--max-new-tokens", "1000000", "x"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(walks)) as process:
         assert process.stdout.read(8) == b"a\n" * 4
         assert process.poll() is None
