@@ -116,34 +116,27 @@ def generate(
     return [answer.done() for answer in answers]
 
 
-def stream(model: Model, prompt: str | Sequence[int], **settings: Any) -> Iterator[str]:
-    """The same for one prompt, piece by piece; the pieces join to `Generation.text`. Bad input raises at the call."""
-    answers = start_stream(model, prompt, **settings)
-    return (pieces[0] for _, pieces in answers if pieces[0])
-
-
-def start_stream(
+def stream(
     model: Model, prompt: str | Sequence[int], *, max_new_tokens: int = 128, seed: Any = 0,
     stop: str | Sequence[str] = (), ignore_eos: bool = False, **sampling: Any,
-) -> Iterator[tuple[list[Answer], list[str]]]:  # fmt: skip
-    """Check and encode now; the iterator then gives the growing answer and its next piece after every step."""
+) -> Iterator[str]:  # fmt: skip
+    """The same for one prompt, piece by piece; the pieces join to `Generation.text`. Bad input raises at the call."""
     rows = encode_prompts(model, prompt if isinstance(prompt, str) else [prompt])
     settings = make_settings(model, rows, max_new_tokens, seed, ignore_eos, **sampling)
     answer = Answer(model, rows[0], check_stops(stop), ignore_eos)
-    return run(model, [answer], settings, 1) if max_new_tokens > 0 else iter(())
+    pieces = run(model, [answer], settings, 1) if max_new_tokens > 0 else iter(())
+    return (piece for (piece,) in pieces if piece)
 
 
-def run(
-    model: Model, answers: list[Answer], settings: Settings, steps: int
-) -> Iterator[tuple[list[Answer], list[str]]]:
-    """Drive the device loop, `steps` at a time, until every answer is complete.
+def run(model: Model, answers: list[Answer], settings: Settings, steps: int) -> Iterator[list[str]]:
+    """Drive the device loop, `steps` at a time, until every answer is complete; -> each answer's next piece.
 
     Raises JaxlmError when logits leave an answer nothing to choose, unless a stop string has completed it before.
     """
     prompts = [answer.prompt_ids for answer in answers]
     reasons = {RUNNING: None, REFUSED: None, STOP: "stop", LENGTH: "length"}
     for new, status in token_chunks(model.params, model.config, prompts, settings, steps):
-        yield answers, [a.push(ids, reasons[s]) for a, ids, s in zip(answers, new, status.tolist(), strict=True)]
+        yield [a.push(ids, reasons[s]) for a, ids, s in zip(answers, new, status.tolist(), strict=True)]
         for row, answer in enumerate(answers):
             if status[row] == REFUSED and not answer.reason:
                 where = f"prompt {row}: the logits of new token {len(answer.token_ids) + 1}"
