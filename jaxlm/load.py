@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxlm.checkpoints import (
     DEFAULT,
+    Checkpoint,
     is_checkpoint,
     plan_write,
     read_checkpoint,
@@ -56,7 +57,7 @@ def load(
 def load_checkpoint(path: Path, name: str, dtype: str | None, progress: Progress | None) -> Model:
     """From jaxlm's own format."""
     checkpoint = read_checkpoint(path)
-    files = {file: checkpoint.read_file(file) for file in checkpoint.tokenizer_files}
+    files = kept_files(checkpoint)
     tokenizer = Tokenizer.from_files(files) if files else None
     config = dataclasses.replace(checkpoint.config, dtype=dtype or checkpoint.config.dtype)
     params = restore_params(checkpoint, dtype=dtype, progress=progress)
@@ -74,6 +75,11 @@ def load_foreign(
     else:
         config, params = load_quantised(source, quantize, dtype, progress)
     return Model(config, params, tokenizer, all_eos_ids(tokenizer, source.eos_ids), name)
+
+
+def kept_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The tokenizer files of a checkpoint, by name."""
+    return {name: checkpoint.read_file(name) for name in checkpoint.tokenizer_files}
 
 
 def all_eos_ids(tokenizer: Tokenizer | None, ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,13 +135,15 @@ def export(
     original: Mapping[str, Any] | None
     if is_checkpoint(path):
         checkpoint = read_checkpoint(path)
-        original = checkpoint.source_config
-        files = {name: checkpoint.read_file(name) for name in checkpoint.tokenizer_files}
+        original, files = checkpoint.source_config, kept_files(checkpoint)
+        config, params = checkpoint.config, restore_params(checkpoint, progress=progress)
     else:
         opened = open_source(path)
         original, files = opened.original, opened.tokenizer_files
-    model = load(source, progress=progress)
-    export_hf(model.config, model.params, original or {}, dest, files=files, force=force)
+        config, params = load_params(opened, None, progress)
+    if files:
+        Tokenizer.from_files(files)  # A vocabulary that cannot be read is not passed on.
+    export_hf(config, params, original or {}, dest, files=files, force=force)
     return Path(dest)
 
 
