@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.checkpoints.arrays import aligned_empty
 from jaxlm.config import DTYPES, ModelConfig
 from jaxlm.conversion import plan
 from jaxlm.conversion.plan import Step, leaves
@@ -22,7 +23,6 @@ from jaxlm.errors import CheckpointError, ConfigError
 from jaxlm.params import Param, Params, declare
 
 Progress = Callable[[int, int], None]
-ALIGNMENT = 64  # What a CPU device needs to take memory over without copying it.
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,6 @@ def _layer(
     for step in steps:
         _fill(source, step, [buffers[slot.path][slot.index[1:]] for slot in step.slots])
     return buffers
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory that starts at a multiple of `ALIGNMENT` bytes."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def check_copies(source: Source) -> None:

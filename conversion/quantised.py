@@ -5,6 +5,7 @@ No float copy of a whole leaf is ever made: a layer at a time is read, rounded, 
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +13,10 @@ import gguf
 import jax
 import numpy as np
 
+from jaxlm.checkpoints.arrays import aligned_empty
 from jaxlm.config import ModelConfig
 from jaxlm.conversion import plan
-from jaxlm.conversion.load import aligned_empty, config_for, layer_tensors
+from jaxlm.conversion.load import config_for, layer_tensors
 from jaxlm.conversion.plan import Step, leaves
 from jaxlm.conversion.source import Source
 from jaxlm.conversion.tensors import TensorInfo, read_raw
@@ -43,17 +45,16 @@ def load_quantised(
     config = config_for(source, dtype)
     declared = {plan.dotted(path): param for path, param in leaves(config).items()}
     stacks: dict[str, Any] = {}
-    done, total = 0, sum(int(np.prod(p.shape)) for p in declared.values())
+    done, total = 0, sum(math.prod(param.shape) for param in declared.values())
     for name, layer, make in _slices(source, kind, config, declared):
-        node = make()
+        node, shape = make(), declared[name].shape
         if layer is None:
-            stacks[name] = jax.tree.map(jax.device_put, node)
+            stacks[name] = node
         else:
-            repeat = declared[name].shape[0]
             if name not in stacks:
-                stacks[name] = jax.tree.map(functools.partial(_stack_like, repeat), node)
+                stacks[name] = jax.tree.map(functools.partial(_stack_like, shape[0]), node)
             jax.tree.map(functools.partial(_put, layer), stacks[name], node)
-        done += int(np.prod(declared[name].shape)) // (1 if layer is None else declared[name].shape[0])
+        done += math.prod(shape if layer is None else shape[1:])
         if progress:
             progress(done, total)
     ordered = iter([jax.tree.map(jax.device_put, stacks.pop(name)) for name in declared])
@@ -116,5 +117,3 @@ def _stored(info: TensorInfo, step: Step) -> Q4 | Q8:
     if info.quantised == Type.Q4_1:
         return Q4(part(raw[..., 4:], np.uint8, 2), scales, part(raw[..., 2:4], np.float16, GROUP))
     return Q4(part(raw[..., 2:], np.uint8, 2), scales)
-
-

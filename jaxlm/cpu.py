@@ -35,11 +35,12 @@ def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array
     module = kernels()
     if module is None:
         return None
-    forms = [plain_form(spec) for spec in specs]
-    if any(form is None for form in forms) or len({form[1] for form in forms if form}) != 1:
+    counts = {input_axes(spec) for spec in specs}
+    inputs = counts.pop()
+    if counts or not inputs:
         return None
-    inputs = forms[0][1]  # type: ignore[index]
-    rows = math.prod(x.shape[: x.ndim - inputs])
+    lead = x.shape[: x.ndim - inputs]
+    rows = math.prod(lead)
     stacks = [w.stack if isinstance(w, Layer) else w for w in weights]
     kinds = {(isinstance(w, Layer), type(s)) for w, s in zip(weights, stacks, strict=True)}
     if rows > MOST_ROWS or len(kinds) != 1 or not all(_fits(s) for s in stacks):
@@ -48,21 +49,20 @@ def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array
     flat = [_flatten(stack, inputs, index is not None) for stack in stacks]
     kind = {Q8: module.matvec_q8, Q4: module.matvec_q4}.get(type(stacks[0]), module.matvec)
     products = kind(x.reshape(rows, -1), flat, index)
-    lead = x.shape[: x.ndim - inputs]
     first = 0 if index is None else 1
-    shapes = [jax.tree.leaves(s)[0].shape[first : jax.tree.leaves(s)[0].ndim - inputs] for s in stacks]
+    shapes = [jax.tree.leaves(stack)[0].shape[first:-inputs] for stack in stacks]
     return [p.reshape(*lead, *shape) for p, shape in zip(products, shapes, strict=True)]
 
 
-def plain_form(spec: str) -> tuple[int, int] | None:
-    """(outputs, inputs): how many axes of each a weight has, where it is laid out as outputs then inputs; or None."""
+def input_axes(spec: str) -> int:
+    """How many axes of inputs a weight has, where it is laid out as outputs, then inputs; else 0."""
     operands, result = spec.replace("...", "").split("->")
     x, weight = operands.split(",")
     inputs = "".join(letter for letter in x if letter not in result)
     outputs = "".join(letter for letter in weight if letter not in x)
     lead = x[: len(x) - len(inputs)]
     plain = x == lead + inputs and weight == outputs + inputs and result == lead + outputs
-    return (len(outputs), len(inputs)) if plain and inputs else None
+    return len(inputs) if plain else 0
 
 
 def _fits(stack: Any) -> bool:
@@ -108,5 +108,3 @@ def decode_attention(
 def usable(rows: int) -> bool:
     """Whether a call of so many token rows should leave its layers in their stacks for the kernels."""
     return kernels() is not None and rows <= MOST_ROWS
-
-

@@ -97,7 +97,7 @@ def run_segment(
         return x, (tuple(new) if past else None, kept, jnp.stack(outputs) if states else None)
 
     cached = tuple(p.kv if p else None for p in past) if past else None
-    x, (new, kept, outputs) = repeat_unit(unit, x, params, cached, inputs, past is not None and segment.repeat)
+    x, (new, kept, outputs) = repeat_unit(unit, x, params, cached, inputs, segment.repeat if past else 0)
     for label, kv in kept.items():  # A layer that keeps is never repeated: its repeat axis has length 1.
         before = past[labels.index(label)] if past else None
         seen = Past(jax.tree.map(lambda a: a[0], before.kv), before.positions) if before else None

@@ -45,9 +45,6 @@ class Layer(NamedTuple):
     number: jax.Array
 
 
-Weight = jax.Array | Q8 | Q4 | Layer
-
-
 def is_weight(node: object) -> bool:
     """Whether a node of the parameter tree stands for one weight, whatever leaves it has."""
     return isinstance(node, (Q8, Q4, Layer))
