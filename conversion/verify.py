@@ -5,6 +5,7 @@ few fixed random projections of each token's state, and for the logits the large
 """
 
 import functools
+import importlib.util
 import json
 import os
 import tempfile
@@ -246,14 +247,13 @@ def verify(
 
 
 def _live(model: Model, path: Path, say: Callable[[str], None]) -> list[Reading]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise RequestError(
-            f"no reference: {error.name} is not installed (pip install 'jaxlm[parity]') and no --golden file is given"
-        ) from error
-    del torch
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(
+                f"no reference: {name} is not installed (pip install 'jaxlm[parity]') and no --golden file is given"
+            )
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     say("running transformers")
