@@ -63,7 +63,7 @@ def write_gguf(path: Path, how: Gguf, config: Mapping[str, Any], tensors: Tensor
     tensors = how.tensors(tensors, config)
     if how.paired:
         tensors = {name: pair(name, a, config) for name, a in tensors.items()}
-    metadata = {**common_metadata(config), **how.metadata(config)}
+    metadata = common_metadata(config) | dict(how.metadata(config))
     metadata = {key: value for key, value in metadata.items() if value is not None}
     layers = int(metadata["block_count"])
     named = {gguf_name(how, name, layers): a for name, a in stacked_experts(tensors).items()}
@@ -79,7 +79,7 @@ def common_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         values["rope.freq_base"] = float(rope["rope_theta"])
     if rope.get("rope_type") in ("linear", "yarn"):
         values |= {key: rope[name] for key, name in ROPE.items() if rope.get(name) is not None}
-    return values
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def pair(name: str, array: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from foreign import llama_config, llama_folder, llama_shapes, random_weights, save_gguf
+from foreign_gguf import common_metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,15 +57,7 @@ def llama_gguf(path: Path, dtype: str = "float32", extra: dict[str, Any] | None 
         paired = next((config[key] for part, key in heads.items() if f".{part}_proj." in name), 0)
         array = pair_up(array, paired) if paired else array
         tensors[gguf_name(name)] = array.astype(dtype) if array.ndim > 1 else array
-    metadata: dict[str, Any] = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
+    metadata: dict[str, Any] = common_metadata(config) | {
         "rope.dimension_count": config["head_dim"],
         "rope.freq_base": config["rope_theta"],
         "attention.layer_norm_rms_epsilon": float(np.float32(config["rms_norm_eps"])),

@@ -9,6 +9,7 @@ import pytest
 from family_cases import Case, cases, reference, relative_error
 from family_checks import logits_at_once
 from foreign import save_folder, save_gguf
+from foreign_gguf import common_metadata
 
 from jaxlm.conversion import load_source
 from jaxlm.conversion.export import export_hf
@@ -51,23 +52,7 @@ def gguf_tensors(case: Case, shapes: dict[str, tuple[int, ...]]) -> dict[str, np
 
 
 def gguf_metadata(config: dict[str, Any]) -> dict[str, Any]:
-    metadata = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "general.file_type": 0,
-    }
-    rope = config["rope_parameters"]
-    full = rope.get("full_attention", rope)
-    metadata["rope.freq_base"] = float(full["rope_theta"])
-    if full["rope_type"] == "linear":
-        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full["factor"])}
+    metadata = common_metadata(config) | {"general.file_type": 0}
     caps = {name: config.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
     metadata |= {name: float(value) for name, value in caps.items() if value}
     return metadata | ({"attention.sliding_window": config["sliding_window"]} if "sliding_window" in config else {})
