@@ -4,6 +4,7 @@ The keys come in parts: what the cache holds of the past, and what this call bri
 the past is only read, and writing the cache is a separate step.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -86,9 +87,7 @@ def grouped_attention(
         assert shared
         seen = shared
     sinks = params.get("sinks")
-    attended = cpu.decode_attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
-    if attended is None:
-        attended = attend(q, positions, parts_of(seen.past, seen.new, positions), spec, sinks)
+    attended = attend_seen(spec, q, positions, seen, sinks)
     out = add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias"))
     return out, seen.new if own else None
 
@@ -153,6 +152,27 @@ def parts_of(past: Past | None, new: KV, positions: jax.Array) -> list[Past]:
     if past is None or past.positions.shape[1] == 0:
         return [here]
     return [Past(KV(*(cut(a) for a in past.kv)), past.positions), here]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def attend_seen(
+    spec: AttentionSpec, q: jax.Array, positions: jax.Array, seen: Shared, sinks: jax.Array | None
+) -> jax.Array:
+    """`attend` to all that is seen, by a kernel where one serves. Kernels have no gradient: it is that of `attend`."""
+    mixed = cpu.decode_attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
+    return attend_plainly(spec, q, positions, seen, sinks) if mixed is None else mixed
+
+
+def attend_plainly(
+    spec: AttentionSpec, q: jax.Array, positions: jax.Array, seen: Shared, sinks: jax.Array | None
+) -> jax.Array:
+    """`attend` to all that is seen, on every backend."""
+    return attend(q, positions, parts_of(seen.past, seen.new, positions), spec, sinks)
+
+
+@attend_seen.defjvp
+def attend_seen_jvp(spec: AttentionSpec, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(functools.partial(attend_plainly, spec), primals, tangents)
 
 
 def attend(
