@@ -1,5 +1,6 @@
 """Quantised weights: close to what was rounded, equal to what a GGUF file means, and the same through every product."""
 
+import dataclasses
 from pathlib import Path
 
 import gguf
@@ -104,7 +105,7 @@ def rounded(params: dict, kind: str) -> dict:
 
 def some_steps(params: dict, config: ModelConfig) -> np.ndarray:
     """Logits of a ragged prefill and seven steps, past the window."""
-    cache = jaxlm.init_cache(config, 2, 16, "float32")
+    cache = jaxlm.init_cache(config, 2, 64, "float32")
     tokens = np.random.default_rng(2).integers(0, 64, (2, 12)).astype(np.int32)
     logits, cache = jaxlm.prefill(params, tokens[:, :5], cache, config, np.array([5, 3]))
     step = jax.jit(lambda p, t, c: jaxlm.decode_step(p, t, c, config))
@@ -125,8 +126,11 @@ def test_kernels_give_what_xla_gives(monkeypatch: pytest.MonkeyPatch, dtype: str
     config, params = tiny(dtype)
     params = rounded(params, kind) if kind else params
     with_kernels = some_steps(params, config)
-    monkeypatch.setattr(cpu, "kernels", lambda: None)
-    without = some_steps(params, config)
+    looked = []
+    monkeypatch.setattr(cpu, "kernels", lambda: looked.append(1))
+    # Another config, for what was traced with kernels is kept by config.
+    without = some_steps(params, dataclasses.replace(config, max_positions=99))
+    assert looked
     tolerance = 2e-5 if dtype == "float32" else 3e-2
     np.testing.assert_allclose(with_kernels, without, rtol=tolerance, atol=tolerance * np.abs(without).max())
 
