@@ -13,6 +13,7 @@ import jaxlm
 from jaxlm import cpu
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig
 
+
 def test_decode_steps_have_the_plain_gradient_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     module = cpu.kernels()
     if module is None:
