@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxlm import cpu
+from jaxlm import accelerator, cpu
 from jaxlm.cache import KV
 from jaxlm.config import AttentionSpec, LatentAttentionSpec, QueryScaling
 from jaxlm.linear import add_bias, project, project_all
 from jaxlm.norm import norm
 from jaxlm.quant import cut
 from jaxlm.rope import rope
+from jaxlm.visible import visible
 
 HIDDEN = -1e30  # A finite stand-in for minus infinity: a row with no visible key must not turn to NaN.
 
@@ -46,7 +47,8 @@ def attention(
 ) -> tuple[jax.Array, KV | None]:
     """softmax(q k^T * scale) v, causal (Vaswani et al. 2017; Ainslie et al. 2023 for groups), or the latent form.
 
-    x [B,T,D]; positions int32 [B,T], default 0..T-1; context int32 [B]: how long each row is in all (see `rope`);
+    x [B,T,D]; positions int32 [B,T], default 0..T-1, on a GPU or TPU rising by one along each row; context int32 [B]:
+    how long each row is in all (see `rope`);
     shared: the keys and values to look at where spec.kv_from says that they are another layer's
     -> (output [B,T,D] in x's dtype, the new keys and values [B,T,K,h], None where the layer makes none).
     """
@@ -87,7 +89,9 @@ def grouped_attention(
         assert shared
         seen = shared
     sinks = params.get("sinks")
-    attended = attend_seen(spec, q, positions, seen, sinks)
+    attended = accelerator.alone(q, positions, seen, spec, sinks)
+    if attended is None:
+        attended = attend_seen(spec, q, positions, seen, sinks)
     out = add_bias(project("BTHh,DHh->BTD", attended, params["o"]), params.get("o_bias"))
     return out, seen.new if own else None
 
@@ -128,7 +132,7 @@ def latent_attention(
         queries = scale_queries(queries, positions, spec.query_scaling)
     kv = KV(jnp.concatenate([latent[:, :, None, :], key_lanes], axis=-1), None)
     plain = AttentionSpec(spec.num_heads, 1, spec.kv_rank + spec.rope_dim, rope=None, scale=spec.softmax_scale)
-    mixed = attend(queries, positions, parts_of(past, kv, positions), plain)[..., : spec.kv_rank]
+    mixed = attend_seen(plain, queries, positions, Shared(past, kv), None)[..., : spec.kv_rank]
     values = project("BTHC,HhC->BTHh", mixed, params["v_up"])
     return add_bias(project("BTHh,DHh->BTD", values, params["o"]), params.get("o_bias")), kv
 
@@ -160,6 +164,8 @@ def attend_seen(
 ) -> jax.Array:
     """`attend` to all that is seen, by a kernel where one serves. Kernels have no gradient: it is that of `attend`."""
     mixed = cpu.decode_attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
+    if mixed is None:
+        mixed = accelerator.attention(q, positions, seen, spec, sinks)
     return attend_plainly(spec, q, positions, seen, sinks) if mixed is None else mixed
 
 
@@ -222,17 +228,6 @@ def alibi(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Array
 def bfloat16(x: jax.Array) -> jax.Array:
     """float32 rounded to what bfloat16 can hold; casts to and fro may be optimised away."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-
-
-def visible(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Array:
-    """Whether each query may see each key: one that is there, not ahead, within reach. [B,T], [B,S] -> bool [B,T,S]."""
-    queries, keys = queries[:, :, None], keys[:, None, :]
-    seen = (keys >= 0) & (keys <= queries)
-    if spec.window:
-        seen &= queries - keys < spec.window
-    if spec.chunk:
-        seen &= queries // spec.chunk == keys // spec.chunk
-    return seen
 
 
 def mix(weights: jax.Array, part: Past) -> jax.Array:

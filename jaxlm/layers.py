@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxlm import cpu
+from jaxlm import accelerator, cpu
 from jaxlm.attention import Past, Shared, attention
 from jaxlm.cache import KV
 from jaxlm.config import LayerSpec, ModelConfig, MoESpec, Segment
@@ -107,7 +107,8 @@ def run_segment(
 
 def repeat_unit(unit: Any, x: jax.Array, params: Any, cached: Any, inputs: Any, repeat: int) -> tuple[jax.Array, Any]:
     """unit(x, (layers, cached, inputs)) for every repeat. With repeat > 0, layers may stay in their stacks."""
-    if not isinstance(params, list) and repeat and cpu.usable(x.shape[0] * x.shape[1]):
+    stacked = repeat and (cpu.usable(x.shape[0] * x.shape[1]) or accelerator.stacked(x.shape[1]))
+    if not isinstance(params, list) and stacked:
         index = jnp.arange(repeat, dtype=jnp.int32)
         return jax.lax.scan(lambda x, e: unit(x, (*views((params, cached), e[0]), e[1])), x, (index, inputs))
     if not isinstance(params, list):
