@@ -26,6 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks import machine
+from benchmarks.turns import BenchError
 
 SMALL = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 2}
 LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -69,14 +70,14 @@ def make(folder: Path, config: dict[str, Any], shards: int) -> int:
     block = np.random.default_rng(0).standard_normal(BLOCK, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
     shapes = shapes_of(config)
     sizes = {name: 2 * int(np.prod(shape)) for name, shape in shapes.items()}
-    total, files, weight_map = sum(sizes.values()), [[] for _ in range(shards)], {}
+    total, files, weight_map = sum(sizes.values()), [list[str]() for _ in range(shards)], {}
     done = 0
     for name, size in sizes.items():
         number = min(shards - 1, done * shards // total)
         files[number].append(name)
         weight_map[name] = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         done += size
-    for names in files:
+    for names in filter(None, files):
         _write_shard(folder / weight_map[names[0]], {n: shapes[n] for n in names}, block)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -105,7 +106,7 @@ def run_child(task: str, source: Path, dest: Path, limit: int) -> dict[str, floa
     child = start_child(task, source, dest, limit)
     output, _ = child.communicate()
     if child.returncode:
-        sys.exit(f"benchmarks: {task} of {source} ended with {child.returncode}; its message is above")
+        raise BenchError(f"{task} of {source} ended with {child.returncode}; its message is above")
     return json.loads(output.splitlines()[-1]) | {"seconds": time.perf_counter() - start}
 
 
@@ -145,7 +146,7 @@ def interrupt(source: Path, dest: Path, limit: int, total: int) -> dict[str, Any
     running = start_child("convert", source, dest, limit)
     while written(partial) < KILL_AT * total:
         if running.poll() is not None:
-            sys.exit("benchmarks: the conversion ended before it could be killed; its message is above")
+            raise BenchError("the conversion ended before it could be killed; its message is above")
         time.sleep(0.1)
     used = peaks(running.pid)
     running.send_signal(signal.SIGKILL)
@@ -178,9 +179,17 @@ def compare(source: Path, dest: Path) -> int:
         stored = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}, read=True).result()
         found, wanted = (stored if layer is None else stored[layer]).read().result(), make_slice()
         if not np.array_equal(found.view(np.uint16), wanted.view(np.uint16)):
-            sys.exit(f"benchmarks: {name}, layer {layer}, differs from the source")
+            raise BenchError(f"{name}, layer {layer}, differs from the source")
         compared += found.nbytes
     return compared
+
+
+def sync(folder: Path) -> None:
+    """Wait until all files of a folder are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -191,7 +200,7 @@ def checkpoint(parent: Path | None, gigabytes: float, shards: int) -> Iterator[t
         config = config_of(gigabytes * 1e9)
         needed = 2.1e9 * gigabytes
         if shutil.disk_usage(folder).free < needed:
-            sys.exit(f"benchmarks: needs {needed / 1e9:.0f} GB of disk in {folder.parent}; see --folder")
+            raise BenchError(f"needs {needed / 1e9:.0f} GB of disk in {folder.parent}; see --folder")
         start = time.perf_counter()
         total = make(folder / "source", config, shards)
         sizes = {name: 2 * int(np.prod(shape)) for name, shape in shapes_of(config).items()}
@@ -256,15 +265,18 @@ def main() -> None:
     parser.add_argument("--limit-gigabytes", type=float, default=3.0, help="of address space; default %(default)s")
     parser.add_argument("--folder", type=Path, help="where to make temporary folders; needs twice the size")
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine.description(), "small": small(args)}
-    show_small(result["small"])
-    good = True
-    if args.gigabytes:
-        result["large"] = large(args)
-        show_large(result["large"])
-        good = result["large"]["good"]
+    result: dict[str, Any] = {"machine": machine.description()}
+    try:
+        result["small"] = small(args)
+        show_small(result["small"])
+        if args.gigabytes:
+            result["large"] = large(args)
+            show_large(result["large"])
+    except BenchError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2)
     print(json.dumps(result))
-    sys.exit(0 if good else 1)
+    sys.exit(0 if result.get("large", {"good": True})["good"] else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""jaxlm under measurement."""
+
+import inspect
+import resource
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxlm
+from benchmarks import costs, machine, programs, shapes
+from benchmarks.systems import Settings, Unable, prompt_of
+from jaxlm.cache import init_cache
+from jaxlm.generate import make_settings
+from jaxlm.loop import MOST_STEPS, LoopState, cache_dtype, decode_loop, first_token, slots_for, token_chunks
+from jaxlm.params import abstract_params
+
+LEARNING_RATE = 1e-5
+
+
+class System:
+    """A model and what is kept between two calls of an operation."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        shape = shapes.named(settings.model, settings.dtype)
+        if shape:
+            self.model = shapes.random_model(shape, settings.quantize, settings.model)
+        else:
+            self.model = jaxlm.load(settings.model, dtype=settings.dtype, quantize=settings.quantize)
+        jax.block_until_ready(self.model.params)
+        self.config = self.model.config
+        self.state: tuple[Any, ...] = ()
+        self.training: tuple[Any, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "weight_bytes": costs.nbytes(self.model.params),
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(abstract_params(self.config))),
+            "max_positions": self.config.max_positions,
+            "layers": len(self.config.layers),
+            "backend": jax.default_backend(),
+        }
+
+    def peak(self) -> dict[str, int]:
+        """The most memory so far: of the device, or of the process where the device has no own."""
+        stats = jax.devices()[0].memory_stats() or {}
+        process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_bytes": stats.get("peak_bytes_in_use", process)}
+
+    def answer(self, batch: int, prompt: int, new: int) -> dict[str, float]:
+        rows = [prompt_of(prompt, self.config.vocab_size)] * batch
+        settings = make_settings(self.model, rows, new, 0, True)
+        start = time.perf_counter()
+        chunks = token_chunks(self.model.params, self.config, rows, settings, MOST_STEPS)
+        next(chunks)
+        first = time.perf_counter()
+        for _ in chunks:
+            pass
+        return {"first": first - start, "rest": time.perf_counter() - first}
+
+    def decode(self, batch: int, length: int, steps: int) -> dict[str, float]:
+        if length + steps > self.config.max_positions or steps > MOST_STEPS:
+            raise Unable(f"{length} + {steps} tokens are beyond the context of {self.config.max_positions}")
+        if not self.state or self.state[0] != (batch, length, steps):
+            self.state = ((batch, length, steps), *self.filled(batch, length + steps))
+        key, state, settings = self.state
+        fresh = jnp.zeros((batch,), jnp.int32)
+        cache = state.cache.replace(lengths=jnp.full((batch,), length, jnp.int32))
+        state = jax.block_until_ready(replace(state, cache=cache, count=fresh, status=jnp.zeros_like(fresh)))
+        start = time.perf_counter()
+        state, _ = decode_loop(self.model.params, state, settings, jnp.int32(steps), self.config)
+        made = int(np.asarray(state.count)[0])
+        seconds = time.perf_counter() - start
+        if made != steps:
+            raise Unable(f"{made} of {steps} steps were made")
+        self.state = (key, state, settings)
+        return {"seconds": seconds}
+
+    def filled(self, batch: int, length: int) -> tuple[LoopState, Any]:
+        """The state of a loop whose cache has room for `length` tokens, with numbers in every slot."""
+        settings = make_settings(self.model, [[0]] * batch, 10**9, 0, True)
+        cache = init_cache(self.config, batch, slots_for(length), cache_dtype(self.config))
+        cache = cache.replace(layers=jax.tree.map(partial(jnp.full_like, fill_value=0.01), cache.layers))
+        last = jnp.ones((batch, self.config.hidden_size), jnp.dtype(self.config.dtype))
+        seen = np.zeros((batch, self.config.vocab_size), bool)
+        return first_token(self.model.params, last, cache, seen, settings, self.config), settings
+
+    def train(self, batch: int, length: int) -> dict[str, float]:
+        if self.settings.quantize:
+            raise Unable("quantised weights have no gradient")
+        optimizer = optax.adamw(LEARNING_RATE)
+        if not self.training:
+            # The step updates in place: the model's own weights are given up for it.
+            params = self.model.params
+            self.training = (training_step(self.config, optimizer), params, jax.jit(optimizer.init)(params))
+        step, params, moments = self.training
+        row = prompt_of(length + 1, self.config.vocab_size)
+        tokens = jnp.asarray([row] * batch, jnp.int32)
+        start = time.perf_counter()
+        params, moments, loss = step(params, moments, tokens)
+        value = float(loss)
+        seconds = time.perf_counter() - start
+        self.training = (step, params, moments)
+        return {"seconds": seconds, "loss": value}
+
+    def ceilings(self) -> dict[str, Any]:
+        return machine.ceilings(self.settings.dtype)
+
+    def machine(self) -> dict[str, Any]:
+        return machine.description()
+
+    def step_costs(self, batch: int, lengths: list[int]) -> list[dict[str, float]]:
+        """Bytes and FLOPs of a decode step: `own` with jaxlm's weights and cache, `plain` with all in the dtype, `half`
+        the bytes of a 16-bit cache alone; at each length."""
+        width = np.dtype(jnp.dtype(self.settings.dtype)).itemsize
+        kept = np.dtype(jnp.dtype(cache_dtype(self.config))).itemsize
+        plain = abstract_params(replace(self.config, dtype=self.settings.dtype))
+        return [
+            {
+                "own": costs.step_bytes(self.config, self.model.params, batch, n, kept),
+                "plain": costs.step_bytes(self.config, plain, batch, n, width),
+                "half": batch * costs.cache_bytes(self.config, n, 2),
+                "flops": batch * costs.forward_flops(self.config, n, 1, 1),
+            }
+            for n in lengths
+        ]
+
+    def prompt_costs(self, batch: int, lengths: list[int]) -> list[dict[str, float]]:
+        """FLOPs of a prefill with one row of logits, and of a training step."""
+        return [
+            {
+                "prefill": batch * costs.forward_flops(self.config, 0, n, 1),
+                "train": batch * costs.train_flops(self.config, n),
+            }
+            for n in lengths
+        ]
+
+    def programs(self, batch: int, prompt: int, lengths: list[int]) -> dict[str, Any]:
+        return programs.describe(self.model, batch, prompt, lengths)
+
+    def first_token(self, prompt: int) -> dict[str, Any]:
+        """Seconds to the first token with what has to be compiled for it, and again without."""
+        with jaxlm.compile_ledger() as ledger:
+            cold = self.answer(1, prompt, 1)["first"]
+        entries = [{"name": e.name, "seconds": e.seconds} for e in ledger.entries]
+        return {"cold": cold, "warm": self.answer(1, prompt, 1)["first"], "programs": entries}
+
+    def drafts(self) -> bool:
+        """Whether generation can guess ahead."""
+        return "draft" in inspect.signature(jaxlm.generate).parameters
+
+    def speculate(self, ids: list[int], new: int, draft: str | None) -> dict[str, Any]:
+        """Seconds of a greedy answer, with or without guesses."""
+        options = {"draft": draft} if draft else {}
+        start = time.perf_counter()
+        made = jaxlm.generate(self.model, [ids], max_new_tokens=new, ignore_eos=True, **options)
+        return {"seconds": time.perf_counter() - start, "tokens": made[0].token_ids}
+
+    def encode(self, text: str) -> dict[str, Any]:
+        if self.model.tokenizer is None:
+            raise Unable("a random model has no tokenizer")
+        return {"ids": self.model.tokenizer.encode(text)}
+
+
+def training_step(config: jaxlm.ModelConfig, optimizer: Any) -> Any:
+    """A plain step: the mean cross-entropy of every next token, its gradient, AdamW."""
+    def loss_of(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = jaxlm.forward(params, tokens[:, :-1], config)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, moments: Any, tokens: jax.Array) -> tuple[Any, Any, jax.Array]:
+        loss, gradients = jax.value_and_grad(loss_of)(params, tokens)
+        updates, moments = optimizer.update(gradients, moments, params)
+        return optax.apply_updates(params, updates), moments, loss
+
+    return step
