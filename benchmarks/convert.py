@@ -104,7 +104,11 @@ def run_child(task: str, source: Path, dest: Path, limit: int) -> dict[str, floa
     """One task in a process of its own; -> its peak of memory and of address space, and its seconds."""
     start = time.perf_counter()
     child = start_child(task, source, dest, limit)
-    output, _ = child.communicate()
+    try:
+        output, _ = child.communicate()
+    finally:
+        child.kill()  # Nothing, unless this was interrupted.
+        child.wait()
     if child.returncode:
         raise BenchError(f"{task} of {source} ended with {child.returncode}; its message is above")
     return json.loads(output.splitlines()[-1]) | {"seconds": time.perf_counter() - start}

@@ -140,14 +140,12 @@ class Bench:
 
     @contextlib.contextmanager
     def noting(self, worker: Worker) -> Iterator[None]:
-        """A peer that cannot do it, or fails, is noted; jaxlm failing is an error."""
+        """A peer that cannot do it, or fails, is noted; for jaxlm it is an error."""
         try:
             yield
-        except Unmeasured as reason:
-            self.note(str(reason))
-        except BenchError as failure:
+        except (BenchError, Unmeasured) as failure:
             if worker is self.jaxlm:
-                raise
+                raise BenchError(str(failure)) from failure
             self.note(f"not measured: {failure}")
 
     def ceiling(self, name: str) -> float:

@@ -388,6 +388,26 @@ def bench():
     made.close()
 
 
+def test_what_jaxlm_cannot_do_is_an_error(bench):
+    with pytest.raises(BenchError, match="beyond the model's context of 65536"):
+        bench.turns("too long", "answer", batch=1, prompt=65536, new=1)
+    with pytest.raises(BenchError, match="allowed: up to 256"):
+        bench.turns("too many", "decode", batch=1, length=4, steps=257)
+
+
+def test_what_a_peer_cannot_do_is_noted_and_left_out(bench):
+    class Peer:
+        name = "peer"
+
+        def ask(self, op, **request):
+            raise BenchError("peer: no compiler")
+
+    made = Bench("test", bench.settings, [], 1)
+    made.workers = [*bench.workers, Peer()]
+    answers = made.turns("a try", "answer", batch=1, prompt=4, new=1)
+    assert list(answers) == ["jaxlm"] and made.notes == ["not measured: peer: no compiler"]
+
+
 @pytest.mark.parametrize(
     ("question", "ratio", "options"),
     [

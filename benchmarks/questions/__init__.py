@@ -50,12 +50,12 @@ def scaled(values: list[float], factor: float) -> dict[str, float]:
 
 
 def rates(answers: Answers, key: str, work: float) -> dict[str, list[float]]:
-    """work / seconds of every turn, by system."""
-    return {name: [work / answer[key] for answer in turns] for name, turns in answers.items()}
+    """work / seconds of every turn, by system that had any."""
+    return {name: [work / answer[key] for answer in turns] for name, turns in answers.items() if turns}
 
 
 def beside_peers(found: dict[str, list[float]], what: str, better: str = "higher") -> dict[str, Ratio]:
     """Ratios of jaxlm's median to each peer's."""
     ours = spread(found["jaxlm"])["median"]
-    peers = {name: values for name, values in found.items() if name != "jaxlm" and values}
-    return {f"{what} / {name}": Ratio(ours / spread(values)["median"], better) for name, values in peers.items()}
+    peers = {name: spread(values)["median"] for name, values in found.items() if name != "jaxlm"}
+    return {f"{what} / {name}": Ratio(ours / median, better) for name, median in peers.items()}

@@ -32,13 +32,12 @@ def curve_rows(
     """The systems' rows at one point of a curve of decode tokens/s, and the limit's."""
     rows: list[dict[str, Any]] = []
     for name, values in found.items():
-        if values:
-            share = step_bytes(bench, name, cost) / size / bench.ceiling("read_bandwidth")
-            rows.append({
-                "system": name, "x": x, "decode tok/s": spread(values),
-                "ms/step": spread([1e3 * size / value for value in values]), "MBU": scaled(values, share),
-                "measured / limit": spread([size / least / value for value in values]) if name == "jaxlm" else None,
-            })  # fmt: skip
+        share = step_bytes(bench, name, cost) / size / bench.ceiling("read_bandwidth")
+        rows.append({
+            "system": name, "x": x, "decode tok/s": spread(values),
+            "ms/step": spread([1e3 * size / value for value in values]), "MBU": scaled(values, share),
+            "measured / limit": spread([size / least / value for value in values]) if name == "jaxlm" else None,
+        })  # fmt: skip
     return [*rows, {"system": "limit", "x": x, "decode tok/s": size / least, "ms/step": 1e3 * least}]
 
 
@@ -98,9 +97,8 @@ def prefill_curve(bench: Bench, args: argparse.Namespace, prefilled: dict[int, A
         work, flops = args.batch * n, price["prefill"]
         found = rates(answers, "first", work)
         for name, values in found.items():
-            if values:
-                share = scaled(values, flops / work / rate)
-                rows.append({"system": name, "x": n, "prefill tok/s": spread(values), "MFU": share})
+            share = scaled(values, flops / work / rate)
+            rows.append({"system": name, "x": n, "prefill tok/s": spread(values), "MFU": share})
         rows.append({"system": "limit", "x": n, "prefill tok/s": work * rate / flops, "MFU": 1.0})
         shares.append(spread(found["jaxlm"])["median"] * flops / work / rate)
         ratios |= beside_peers(found, f"prefill of {n}")

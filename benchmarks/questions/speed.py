@@ -45,7 +45,7 @@ def prefill_result(bench: Bench, args: argparse.Namespace, answers: Answers) -> 
     rows: list[dict[str, Any]] = [
         {"system": name, "prefill tok/s": spread(values), "MFU": scaled(values, flops / work / peak),
          "first token s": spread([work / value for value in values])}
-        for name, values in found.items() if values
+        for name, values in found.items()
     ]  # fmt: skip
     rows.append({"system": "limit", "prefill tok/s": work * peak / flops, "MFU": 1.0, "first token s": flops / peak})
     share = spread(found["jaxlm"])["median"] * flops / work / peak

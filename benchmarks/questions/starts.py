@@ -53,7 +53,7 @@ def compile_(bench: Bench, args: argparse.Namespace) -> Result:
                     starts.setdefault(worker.name, []).append(start(bench, worker.name, args.prompt, {}))
                 except Unmeasured as reason:
                     bench.note(str(reason))
-    rows = [start_row(name, found) for name, found in starts.items() if found]
+    rows = [start_row(name, found) for name, found in starts.items()]
     warm = next(row for row in rows if row["system"] == "jaxlm warm")["/ (load + prefill)"]["median"]
     first = {name.removesuffix(" warm"): [f["load"] + f["cold"] for f in found] for name, found in starts.items()}
     del first["jaxlm cold"]

@@ -15,7 +15,7 @@ def train(bench: Bench, args: argparse.Namespace) -> Result:
     rows = [
         {"system": name, "train tok/s": spread(values), "MFU": scaled(values, flops / work / peak),
          "step s": spread([work / value for value in values]), "peak MB": peak_of(bench, name)}
-        for name, values in found.items() if values
+        for name, values in found.items()
     ]  # fmt: skip
     rows.append({"system": "limit", "train tok/s": work * peak / flops, "MFU": 1.0, "step s": flops / peak})
     share = spread(found["jaxlm"])["median"] * flops / work / peak

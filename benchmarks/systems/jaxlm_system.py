@@ -54,6 +54,7 @@ class System:
         return {"peak_bytes": stats.get("peak_bytes_in_use", process)}
 
     def answer(self, batch: int, prompt: int, new: int) -> dict[str, float]:
+        self.check_room(prompt, new)
         rows = [prompt_of(prompt, self.config.vocab_size)] * batch
         settings = make_settings(self.model, rows, new, 0, True)
         start = time.perf_counter()
@@ -64,10 +65,16 @@ class System:
             pass
         return {"first": first - start, "rest": time.perf_counter() - first}
 
+    def check_room(self, length: int, new: int) -> None:
+        if length + new > self.config.max_positions:
+            raise Unable(f"{length} + {new} tokens are beyond the model's context of {self.config.max_positions}")
+
     def decode(self, batch: int, length: int, steps: int) -> dict[str, float]:
-        if length + steps > self.config.max_positions or steps > MOST_STEPS:
-            raise Unable(f"{length} + {steps} tokens are beyond the context of {self.config.max_positions}")
+        self.check_room(length, steps)
+        if steps > MOST_STEPS:
+            raise Unable(f"{steps} steps in one call; allowed: up to {MOST_STEPS}")
         if not self.state or self.state[0] != (batch, length, steps):
+            self.state = ()  # The old cache goes before a new one is made.
             self.state = ((batch, length, steps), *self.filled(batch, length + steps))
         key, state, settings = self.state
         fresh = jnp.zeros((batch,), jnp.int32)
