@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm import accelerator, cpu
+from jaxlm.accelerator import cut_past, past_of
 from jaxlm.cache import KV
 from jaxlm.config import AttentionSpec, LatentAttentionSpec, QueryScaling
 from jaxlm.linear import add_bias, project, project_all
 from jaxlm.norm import norm
-from jaxlm.quant import cut
 from jaxlm.rope import rope
 from jaxlm.visible import visible
 
@@ -23,7 +23,10 @@ HIDDEN = -1e30  # A finite stand-in for minus infinity: a row with no visible ke
 
 
 class Past(NamedTuple):
-    """Cached keys and values [B,S,K,h] and the position that each slot holds, int32 [B,S], negative where none."""
+    """Cached keys and values [B,S,K,h] and the position that each slot holds, int32 [B,S], negative where none.
+
+    Fewer positions than slots: only the first slots are to be looked at.
+    """
 
     kv: KV
     positions: jax.Array
@@ -150,12 +153,10 @@ def scale_queries(q: jax.Array, positions: jax.Array, scaling: QueryScaling) -> 
     return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
 
 
-def parts_of(past: Past | None, new: KV, positions: jax.Array) -> list[Past]:
+def parts_of(seen: Shared, positions: jax.Array) -> list[Past]:
     """What the queries may look at: the past, if there is any, and the new keys and values."""
-    here = Past(new, positions)
-    if past is None or past.positions.shape[1] == 0:
-        return [here]
-    return [Past(KV(*(cut(a) for a in past.kv)), past.positions), here]
+    past, here = cut_past(past_of(seen)), Past(seen.new, positions)
+    return [here] if past is None else [past, here]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -163,7 +164,7 @@ def attend_seen(
     spec: AttentionSpec, q: jax.Array, positions: jax.Array, seen: Shared, sinks: jax.Array | None
 ) -> jax.Array:
     """`attend` to all that is seen, by a kernel where one serves. Kernels have no gradient: it is that of `attend`."""
-    mixed = cpu.decode_attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
+    mixed = cpu.attention(q, seen.new, seen.past.kv, positions[:, 0], spec, sinks) if seen.past else None
     if mixed is None:
         mixed = accelerator.attention(q, positions, seen, spec, sinks)
     return attend_plainly(spec, q, positions, seen, sinks) if mixed is None else mixed
@@ -173,7 +174,7 @@ def attend_plainly(
     spec: AttentionSpec, q: jax.Array, positions: jax.Array, seen: Shared, sinks: jax.Array | None
 ) -> jax.Array:
     """`attend` to all that is seen, on every backend."""
-    return attend(q, positions, parts_of(seen.past, seen.new, positions), spec, sinks)
+    return attend(q, positions, parts_of(seen, positions), spec, sinks)
 
 
 @attend_seen.defjvp

@@ -12,10 +12,12 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxlm.quant import Q4, Q8, Layer
 
-MOST_ROWS = 8  # Beyond, a product is bound by arithmetic and XLA's own is as fast.
+FEW_ROWS = 8  # Beyond, a product is bound by arithmetic, and XLA's own is as fast where there is no matrix unit.
+TILE = 16  # Rows of a tile of the matrix unit.
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -30,8 +32,8 @@ def kernels() -> Any:
         return None
 
 
-def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array] | None:
-    """The products in float32, for a few rows of x and weights that lie as outputs by inputs; or None."""
+def matvec(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any) -> list[jax.Array] | None:
+    """The products, for weights that lie as outputs by inputs and as many rows as the kernels are good for; or None."""
     module = kernels()
     if module is None:
         return None
@@ -43,15 +45,22 @@ def matvec(specs: list[str], x: jax.Array, weights: list[Any]) -> list[jax.Array
     rows = math.prod(lead)
     stacks = [w.stack if isinstance(w, Layer) else w for w in weights]
     kinds = {(isinstance(w, Layer), type(s)) for w, s in zip(weights, stacks, strict=True)}
-    if rows > MOST_ROWS or len(kinds) != 1 or not all(_fits(s) for s in stacks):
+    if len(kinds) != 1 or not all(_fits(s) for s in stacks):
         return None
     index = weights[0].number if isinstance(weights[0], Layer) else None
     flat = [_flatten(stack, inputs, index is not None) for stack in stacks]
+    x = x.reshape(rows, -1)
+    given = jnp.float32
+    if rows > FEW_ROWS:
+        x = jnp.pad(x, ((0, -rows % TILE), (0, 0)))
+        if not module.on_matrix_unit(x, flat):
+            return None
+        given = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
     kind = {Q8: module.matvec_q8, Q4: module.matvec_q4}.get(type(stacks[0]), module.matvec)
-    products = kind(x.reshape(rows, -1), flat, index)
+    products = kind(x, flat, index, dtype=given)
     first = 0 if index is None else 1
     shapes = [jax.tree.leaves(stack)[0].shape[first:-inputs] for stack in stacks]
-    return [p.reshape(*lead, *shape) for p, shape in zip(products, shapes, strict=True)]
+    return [p[:rows].reshape(*lead, *shape).astype(dtype) for p, shape in zip(products, shapes, strict=True)]
 
 
 def input_axes(spec: str) -> int:
@@ -86,25 +95,25 @@ def _flatten(stack: Any, inputs: int, stacked: bool) -> Any:
     return module.Q4(*flattened) if isinstance(stack, Q4) else flattened
 
 
-def decode_attention(
-    q: jax.Array, new: Any, past: Any, lengths: jax.Array, spec: Any, sinks: jax.Array | None
+def attention(
+    q: jax.Array, new: Any, past: Any, lengths: jax.Array, spec: Any, sinks: jax.Array | None = None
 ) -> jax.Array | None:
-    """One new token's attention over a stacked cache, [B,1,H,h] in q's dtype; or None.
+    """Attention of new tokens over a stacked cache and themselves, [B,T,H,h] in q's dtype; or None.
 
-    q [B,1,H,h]; new: KV [B,1,K,h]; past: KV of `Layer`s of [R,B,S,K,h]; lengths [B]: how many positions were written.
+    q [B,T,H,h]; new: KV [B,T,K,h]; past: KV of `Layer`s of [R,B,S,K,h]; lengths [B]: how many positions were written.
+    Only the slots that are seen are read, however many the cache has.
     """
     module = kernels()
-    if module is None or q.shape[1] != 1 or spec.alibi or spec.chunk or past.v is None:
+    if module is None or spec.alibi or not isinstance(past.k, Layer) or past.k.stack.dtype.name not in FLOATS[:2]:
         return None
-    if not isinstance(past.k, Layer) or past.k.stack.dtype.name not in FLOATS[:2]:
-        return None
-    mixed = module.decode_attention(
-        q[:, 0], new.k[:, 0], new.v[:, 0], past.k.stack, past.v.stack, lengths, past.k.number,
-        scale=spec.softmax_scale, softcap=spec.softcap, window=spec.window, sinks=sinks,
+    values = past.k if past.v is None else past.v
+    mixed = module.attention(
+        q, new.k, new.k if new.v is None else new.v, past.k.stack, values.stack, lengths, past.k.number,
+        scale=spec.softmax_scale, softcap=spec.softcap, window=spec.window, chunk=spec.chunk, sinks=sinks,
     )  # fmt: skip
-    return mixed[:, None].astype(q.dtype)
+    return mixed.astype(q.dtype)
 
 
-def usable(rows: int) -> bool:
-    """Whether a call of so many token rows should leave its layers in their stacks for the kernels."""
-    return kernels() is not None and rows <= MOST_ROWS
+def usable() -> bool:
+    """Whether a call should leave its layers in their stacks for the kernels."""
+    return kernels() is not None

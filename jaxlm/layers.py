@@ -14,7 +14,7 @@ from jaxlm.layer_inputs import take_in
 from jaxlm.moe import moe
 from jaxlm.norm import norm
 from jaxlm.params import Params
-from jaxlm.quant import views
+from jaxlm.quant import Layer, views
 
 
 def block(
@@ -85,13 +85,14 @@ def run_segment(
         layers, cached, vectors = each
         new, here, outputs = [], dict(known), []
         for j, spec in enumerate(segment.unit):
-            seen = Past(cached[j], past[j].positions) if past and past[j] else None  # type: ignore[union-attr]
+            stored = past[j] if past else None
+            seen = Past(cached[j], stored.positions) if stored else None
             source = here.get(spec.attention.kv_from)
             vector = None if vectors is None else vectors[j]
             x, kv = block(layers[j], x, spec, positions, seen, context, source, vector)
             if labels[j] and kv:
                 here[labels[j]] = Shared(seen, kv)
-            new.append(kv)
+            new.append(as_stored(kv, stored) if kv and stored else kv)
             outputs.append(x)
         kept = {label: here[label].new for label in labels if label}
         return x, (tuple(new) if past else None, kept, jnp.stack(outputs) if states else None)
@@ -105,12 +106,19 @@ def run_segment(
     return x, new, known, outputs
 
 
+def as_stored(kv: KV, past: Past) -> KV:
+    """As wide as the cache, before stacking: XLA's CPU backend stacks 16-bit results by rewriting the whole stack."""
+    return jax.tree.map(lambda a, old: a.astype(old.dtype), kv, past.kv)
+
+
 def repeat_unit(unit: Any, x: jax.Array, params: Any, cached: Any, inputs: Any, repeat: int) -> tuple[jax.Array, Any]:
     """unit(x, (layers, cached, inputs)) for every repeat. With repeat > 0, layers may stay in their stacks."""
-    stacked = repeat and (cpu.usable(x.shape[0] * x.shape[1]) or accelerator.stacked(x.shape[1]))
-    if not isinstance(params, list) and stacked:
-        index = jnp.arange(repeat, dtype=jnp.int32)
-        return jax.lax.scan(lambda x, e: unit(x, (*views((params, cached), e[0]), e[1])), x, (index, inputs))
+    if not isinstance(params, list) and repeat and (cpu.usable() or accelerator.stacked(x.shape[1])):
+        def from_stacks(x: jax.Array, each: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            number, vectors = each
+            return unit(x, (views(params, number), jax.tree.map(lambda a: Layer(a, number), cached), vectors))
+
+        return jax.lax.scan(from_stacks, x, (jnp.arange(repeat, dtype=jnp.int32), inputs))
     if not isinstance(params, list):
         return jax.lax.scan(unit, x, (params, cached, inputs))
     steps = []

@@ -21,24 +21,23 @@ def project(spec: str, x: jax.Array, weight: Any, dtype: Any = None) -> jax.Arra
 
 def project_all(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any = None) -> list[jax.Array]:
     """`project` for several weights on the same x."""
-    dtype = x.dtype if dtype is None else dtype
-    return [product.astype(dtype) for product in products(tuple(specs), x, weights)]
+    return products(tuple(specs), jnp.dtype(x.dtype if dtype is None else dtype), x, weights)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def products(specs: tuple[str, ...], x: jax.Array, weights: list[Any]) -> list[jax.Array]:
-    """The products in float32. The kernels have no gradient: differentiated, they are XLA's."""
-    return cpu.matvec(list(specs), x, weights) or wide_products(specs, x, weights)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def products(specs: tuple[str, ...], dtype: Any, x: jax.Array, weights: list[Any]) -> list[jax.Array]:
+    """The products in `dtype`. The kernels have no gradient: differentiated, they are XLA's."""
+    return cpu.matvec(list(specs), x, weights, dtype) or wide_products(specs, dtype, x, weights)
 
 
 @products.defjvp
-def products_jvp(specs: tuple[str, ...], primals: Any, tangents: Any) -> Any:
-    return jax.jvp(functools.partial(wide_products, specs), primals, tangents)
+def products_jvp(specs: tuple[str, ...], dtype: Any, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(functools.partial(wide_products, specs, dtype), primals, tangents)
 
 
-def wide_products(specs: tuple[str, ...], x: jax.Array, weights: list[Any]) -> list[jax.Array]:
+def wide_products(specs: tuple[str, ...], dtype: Any, x: jax.Array, weights: list[Any]) -> list[jax.Array]:
     """`wide_product` for each."""
-    return [wide_product(spec, x, weight) for spec, weight in zip(specs, weights, strict=True)]
+    return [wide_product(spec, x, weight).astype(dtype) for spec, weight in zip(specs, weights, strict=True)]
 
 
 def wide_product(spec: str, x: jax.Array, weight: Any) -> jax.Array:

@@ -69,12 +69,11 @@ def lm_head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def read_past(cache: KVCache, read: int | None) -> tuple[tuple[Past | None, ...], ...]:
-    """Every layer's past: all slots, or the first `read` where those hold all that was written."""
+    """Every layer's past, with the positions of all slots, or of the first `read`, which hold all that was written."""
     def past(kv: KV | None) -> Past | None:
         if kv is None:
             return None
-        positions = slot_positions(cache.lengths, kv.k.shape[2])
-        return Past(jax.tree.map(lambda a: a[:, :, :read], kv), positions[:, :read])
+        return Past(kv, slot_positions(cache.lengths, kv.k.shape[2])[:, :read])
 
     return tuple(tuple(past(kv) for kv in layers) for layers in cache.layers)
 

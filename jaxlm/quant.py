@@ -54,7 +54,11 @@ def cut(weight: Any) -> Any:
     """The weight itself: a `Layer` cut out of its stack, anything else as it is."""
     if not isinstance(weight, Layer):
         return weight
-    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, weight.number, keepdims=False), weight.stack)
+    stack, number = weight
+    if jax.default_backend() == "cpu":
+        # A 16-bit stack would be widened as a whole, ahead of the loop, unless it seems to change in the loop.
+        stack, number = jax.lax.optimization_barrier((stack, number))
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, number, keepdims=False), stack)
 
 
 def views(stacks: Any, index: jax.Array) -> Any:

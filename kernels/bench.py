@@ -144,12 +144,12 @@ def bench_attention(args: argparse.Namespace) -> list[dict]:
     for dtype in (jnp.float32, jnp.bfloat16):
         block = np.random.default_rng(0).normal(size=(1, length, keys, width)).astype(np.float32)
         cache = stack(block, layers, dtype)
-        q, new = jnp.ones((1, heads, width)), jnp.ones((1, keys, width))
+        q, new = jnp.ones((1, 1, heads, width)), jnp.ones((1, 1, keys, width))
         lengths = jnp.array([length], jnp.int32)
 
         @jax.jit
         def run(q, cache, new=new, lengths=lengths):
-            body = lambda q, i: (kernels.decode_attention(q, new, new, cache, cache, lengths, i), None)  # noqa: E731
+            body = lambda q, i: (kernels.attention(q, new, new, cache, cache, lengths, i), None)  # noqa: E731
             return jax.lax.scan(body, q, jnp.arange(layers, dtype=jnp.int32))[0]
 
         times = compare({"attention": partial(run, q, cache)}, args.repeats)["attention"]
@@ -159,13 +159,40 @@ def bench_attention(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def bench_many_rows(args: argparse.Namespace) -> list[dict]:
+    """512 rows of bfloat16 through a stack, and 512 queries with their 512 keys; GFLOP/s, XLA's beside."""
+    w, layers = make_weights("bf16", args.width, args.gigabytes * 1e9)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(512, args.width)), jnp.bfloat16)
+
+    def product(x: jax.Array, w: jax.Array, i: jax.Array) -> jax.Array:
+        return kernels.matvec(x, w, i, dtype=jnp.bfloat16 if kernels.matrix_unit() else jnp.float32)
+
+    def xla(x: jax.Array, w: jax.Array, i: jax.Array) -> jax.Array:
+        w, i = jax.lax.optimization_barrier((w, i))  # Or the stack would be widened as a whole, ahead of the loop.
+        return xla_product(x, w, i).astype(x.dtype)
+
+    calls = {name: partial(through_stack, x, w, f, layers) for name, f in (("kernels", product), ("xla", xla))}
+    work = dict.fromkeys(calls, 2.0 * 512 * w.size)
+    q, new = jnp.ones((1, 512, 32, 128), jnp.bfloat16), jnp.ones((1, 512, 8, 128), jnp.bfloat16)
+    nothing, lengths = jnp.zeros((1, 0, 8, 128)), jnp.zeros((1,), jnp.int32)
+    calls["attention"] = jax.jit(lambda: kernels.attention(q, new, new, nothing, nothing, lengths))
+    calls["xla attention"] = jax.jit(lambda: jax.nn.dot_product_attention(q, new, new, is_causal=True))
+    work |= dict.fromkeys(("attention", "xla attention"), 4.0 * 32 * 128 * 512 * 512 / 2)
+    rows = []
+    for name, times in compare(calls, args.repeats).items():
+        best, median = (work[name] / t / 1e9 for t in (min(times), statistics.median(times)))
+        rows.append({"what": name, "best": best, "median": median})
+        print(f"512 rows {name:14} {best:7.0f} best {median:7.0f} median GFLOP/s", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.2)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--only", nargs="+", default=["f32", "bf16", "q8", "q4", "overhead", "attention"])
+    parser.add_argument("--only", nargs="+", default=["f32", "bf16", "q8", "q4", "overhead", "attention", "many"])
     parser.add_argument("--unrolled", action="store_true", help="also XLA with one array per layer (twice the memory)")
     parser.add_argument("--cpu-time", action="store_true", help="processor time instead of the clock")
     args = parser.parse_args()
@@ -178,6 +205,7 @@ def main() -> None:
     result["products"] = [row for kind in kinds for row in bench_kind(kind, args)]
     result["overhead"] = bench_overhead(args.repeats) if "overhead" in args.only else []
     result["attention"] = bench_attention(args) if "attention" in args.only else []
+    result["many_rows"] = bench_many_rows(args) if "many" in args.only else []
     result["read_bandwidth_after"] = kernels.read_bandwidth() / 1e9
     print(f"read bandwidth {result['read_bandwidth_after']:.1f} GB/s")
     print(json.dumps(result))

@@ -17,7 +17,8 @@ def jaxlib_headers() -> str | None:
 
 
 headers = jaxlib_headers()
-sources = ["dispatch", "ffi_attention", "ffi_matvec", "isa_avx2", "isa_avx512", "isa_portable", "pool", "probe"]
+handlers, kernels = ["ffi_attention", "ffi_matvec", "probe"], ["isa_amx", "isa_avx2", "isa_avx512", "isa_portable"]
+sources = [*handlers, *kernels, "dispatch", "pool"]
 setup(
     setup_requires=[] if headers else ["jaxlib"],
     ext_modules=[

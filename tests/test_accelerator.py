@@ -301,8 +301,8 @@ def test_decode_steps_have_the_plain_gradient_with_kernels(monkeypatch: pytest.M
         return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params, cache))]
 
     calls = []
-    counted = lambda *a, **k: calls.append(1) or module.decode_attention(*a, **k)  # noqa: E731
-    monkeypatch.setattr(cpu, "kernels", lambda: SimpleNamespace(**{**vars(module), "decode_attention": counted}))
+    counted = lambda *a, **k: calls.append(1) or module.attention(*a, **k)  # noqa: E731
+    monkeypatch.setattr(cpu, "kernels", lambda: SimpleNamespace(**{**vars(module), "attention": counted}))
     with_kernels = gradient(config)
     assert calls
     monkeypatch.setattr(cpu, "kernels", lambda: None)

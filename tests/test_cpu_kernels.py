@@ -1,4 +1,4 @@
-"""The optional CPU kernels against plain numpy in float64: products with stored weights and decode attention."""
+"""The optional CPU kernels against plain numpy in float64: products with stored weights and attention."""
 
 import os
 import subprocess
@@ -70,6 +70,35 @@ def test_quantised_products_are_exact(seed, B, N, blocks, data):
     assert_product(jaxlm_cpu.matvec_q8(x, node), x, w)
     node, w = random_q4(rng, (N, blocks * group), group, data.draw(st.booleans()), dtype)
     assert_product(jaxlm_cpu.matvec_q4(x, node), x, w)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    seed=seeds, B=st.integers(1, 5), N=st.integers(1, 7), K=st.sampled_from([32, 96, 4096, 4096 + 64]),
+    dtype=st.sampled_from(FLOATS[:2]),
+)  # fmt: skip
+def test_many_rows_on_the_matrix_unit(seed, B, N, K, dtype):
+    """bfloat16 products are exact and their sums float32; quantised weights are rounded to bfloat16 first."""
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(16 * B, K)), jnp.bfloat16)
+    w = jnp.asarray(rng.normal(size=(2, 16 * N, K)), jnp.bfloat16)
+    if not jaxlm_cpu.on_matrix_unit(x, [w]):
+        assert not jaxlm_cpu.matrix_unit()
+        with pytest.raises(ValueError, match="give bfloat16"):
+            jaxlm_cpu.matvec(x, w, 1, dtype=jnp.bfloat16)
+        return
+    result_error = 0 if dtype == jnp.float32 else 2**-8
+    group = 32 if K % 64 else 64
+    (q8, wide8), (q4, wide4) = random_q8(rng, w.shape, group), random_q4(rng, w.shape, group, bool(B % 2))
+    for product, weight, wide in (
+        (jaxlm_cpu.matvec, w, w), (jaxlm_cpu.matvec_q8, q8, wide8), (jaxlm_cpu.matvec_q4, q4, wide4)
+    ):  # fmt: skip
+        rounded = f64(jnp.asarray(wide[1], jnp.bfloat16))
+        y = product(x, weight, 1, dtype=dtype)
+        assert y.dtype == dtype
+        size = np.linalg.norm(f64(x), axis=1)[:, None] * np.linalg.norm(rounded, axis=1)[None]
+        expected = f64(x) @ rounded.T
+        assert (np.abs(f64(y) - expected) <= 2e-6 * size + result_error * np.abs(expected)).all()
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 5, 8, 11])
@@ -155,40 +184,46 @@ def test_vmap_is_one_call_per_item():
         assert_product(y[i], x[i], w)
 
 
-def attention(q, k_new, v_new, k, v, lengths, scale, softcap, window, sinks):
-    """Slot by slot, with the ring's positions written out."""
+def attention(q, k_new, v_new, k, v, lengths, scale, softcap, window, chunk, sinks):
+    """Query by query, with the ring's positions written out."""
     q, k_new, v_new, k, v = map(f64, (q, k_new, v_new, k, v))
-    B, H, h = q.shape
+    B, T, H, h = q.shape
     S, K = k.shape[1:3]
-    out = np.zeros((B, H, h))
-    for b in range(B):
-        n = int(lengths[b])
-        positions = [s + S * ((n - 1 - s) // S) for s in range(S)]
-        seen = [s for s, p in enumerate(positions) if p >= 0 and (not window or n - p < window)]
-        for j in range(H):
-            keys = np.concatenate([k[b, seen, j // (H // K)], k_new[b, j // (H // K)][None]])
-            values = np.concatenate([v[b, seen, j // (H // K)], v_new[b, j // (H // K)][None]])
-            scores = keys @ q[b, j] * scale
-            scores = softcap * np.tanh(scores / softcap) if softcap else scores
-            logits = scores if sinks is None else np.append(scores, sinks[j])
-            weights = np.exp(scores - logits.max()) / np.exp(logits - logits.max()).sum()
-            out[b, j] = weights @ values
+    out = np.zeros((B, T, H, h))
+    for b, t, j in np.ndindex(B, T, H):
+        n, head = int(lengths[b]), j // (H // K)
+        position = n + t
+        slots = [(s, s + S * ((n - 1 - s) // S)) for s in range(S)]
+        places = [(p, k[b, s, head], v[b, s, head]) for s, p in slots]
+        places += [(n + i, k_new[b, i, head], v_new[b, i, head]) for i in range(T)]
+        seen = [
+            (key, value) for p, key, value in places
+            if 0 <= p <= position and (not window or position - p < window)
+            and (not chunk or position // chunk == p // chunk)
+        ]  # fmt: skip
+        scores = np.array([key for key, _ in seen]) @ q[b, t, j] * scale
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        logits = scores if sinks is None else np.append(scores, sinks[j])
+        weights = np.exp(scores - logits.max()) / np.exp(logits - logits.max()).sum()
+        out[b, t, j] = weights @ np.array([value for _, value in seen])
     return out
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
 @given(
     seed=seeds, B=st.integers(1, 3), K=st.integers(1, 3), G=st.integers(1, 4), h=st.sampled_from([1, 8, 20, 64, 128]),
-    S=st.sampled_from([1, 3, 64, 65, 300, 600]), softcap=st.sampled_from([0.0, 3.0, 50.0]), data=st.data(),
+    T=st.sampled_from([1, 1, 2, 5, 70]), S=st.sampled_from([1, 3, 64, 65, 300]),
+    softcap=st.sampled_from([0.0, 3.0, 50.0]), data=st.data(),
 )  # fmt: skip
-def test_decode_attention(seed, B, K, G, h, S, softcap, data):
+def test_attention(seed, B, K, G, h, T, S, softcap, data):
     rng = np.random.default_rng(seed)
     window = data.draw(st.sampled_from([0, 1, 2, S // 2 + 1, S, S + 1, 3 * S]))
-    dtype, cache_dtype = data.draw(st.sampled_from(FLOATS[:2])), data.draw(st.sampled_from(FLOATS[:2]))
+    chunk = data.draw(st.sampled_from([0, 0, 1, S // 2 + 1, 3 * S]))
+    dtype, cache_dtype = data.draw(st.sampled_from(FLOATS)), data.draw(st.sampled_from(FLOATS[:2]))
     lengths = np.array(data.draw(st.lists(st.integers(0, 3 * S), min_size=B, max_size=B)), np.int32)
     sinks = rng.normal(size=K * G).astype(np.float32) if data.draw(st.booleans()) else None
     draw = lambda dtype, *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
-    q, k_new, v_new = draw(dtype, B, K * G, h), draw(dtype, B, K, h), draw(dtype, B, K, h)
+    q, k_new, v_new = draw(dtype, B, T, K * G, h), draw(dtype, B, T, K, h), draw(dtype, B, T, K, h)
     # What lies in slots nobody may read is not a number: it would show.
     k, v = np.full((2, 2, B, S, K, h), np.nan)
     for b in range(B):
@@ -196,21 +231,33 @@ def test_decode_attention(seed, B, K, G, h, S, softcap, data):
         k[1, b, :used], v[1, b, :used] = rng.normal(size=(2, used, K, h))
     k, v = jnp.asarray(k, cache_dtype), jnp.asarray(v, cache_dtype)
     scale = data.draw(st.sampled_from([None, 0.3]))
-    options = {"scale": scale, "softcap": softcap, "window": window}
+    options = {"scale": scale, "softcap": softcap, "window": window, "chunk": chunk}
     options["sinks"] = None if sinks is None else jnp.asarray(sinks)
-    y = jaxlm_cpu.decode_attention(q, k_new, v_new, k, v, jnp.asarray(lengths), jnp.int32(1), **options)
-    expected = attention(q, k_new, v_new, k[1], v[1], lengths, scale or h**-0.5, softcap, window, sinks)
-    np.testing.assert_allclose(f64(y), expected, atol=1e-5)
-    single = jaxlm_cpu.decode_attention(q, k_new, v_new, k[1], v[1], jnp.asarray(lengths), **options)
+    y = jaxlm_cpu.attention(q, k_new, v_new, k, v, jnp.asarray(lengths), jnp.int32(1), **options)
+    expected = attention(q, k_new, v_new, k[1], v[1], lengths, scale or h**-0.5, softcap, window, chunk, sinks)
+    rounded = T > 1 and dtype == jnp.bfloat16 and jaxlm_cpu.matrix_unit()  # Keys and weights too are bfloat16 there.
+    np.testing.assert_allclose(f64(y), expected, atol=3e-2 if rounded else 1e-5)
+    single = jaxlm_cpu.attention(q, k_new, v_new, k[1], v[1], jnp.asarray(lengths), **options)
     np.testing.assert_array_equal(np.asarray(single), np.asarray(y))
+
+
+@pytest.mark.parametrize("cached", [0, 700])
+def test_attention_of_a_long_prompt(cached):
+    """Several blocks of queries and of keys."""
+    rng = np.random.default_rng(cached)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    q, k_new, v_new, k, v = draw(1, 300, 3, 16), draw(1, 300, 1, 16), draw(1, 300, 1, 16), *draw(2, 1, 900, 1, 16)
+    lengths = jnp.array([cached], jnp.int32)
+    y = jaxlm_cpu.attention(q, k_new, v_new, k, v, lengths)
+    np.testing.assert_allclose(f64(y), attention(q, k_new, v_new, k, v, lengths, 0.25, 0, 0, 0, None), atol=1e-5)
 
 
 def test_wrong_operands_are_refused_by_name():
     x, w = jnp.ones((1, 64)), jnp.ones((3, 64))
     q4 = jaxlm_cpu.Q4(jnp.ones((3, 32), jnp.uint8), jnp.ones((3, 2)), jnp.ones((3, 2)))
-    new, cache, n = jnp.ones((1, 2, 8)), jnp.ones((1, 5, 2, 8)), jnp.zeros((1,), jnp.int32)
-    q = jnp.ones((1, 4, 8))
-    attend = jaxlm_cpu.decode_attention
+    new, cache, n = jnp.ones((1, 1, 2, 8)), jnp.ones((1, 5, 2, 8)), jnp.zeros((1,), jnp.int32)
+    q = jnp.ones((1, 1, 4, 8))
+    attend = jaxlm_cpu.attention
     cases = [
         ("width", lambda: jaxlm_cpu.matvec(x, jnp.ones((3, 63)))),
         ("dtype", lambda: jaxlm_cpu.matvec(x, jnp.ones((3, 64), jnp.int32))),
@@ -224,11 +271,12 @@ def test_wrong_operands_are_refused_by_name():
         ("mins", lambda: jaxlm_cpu.matvec_q4(x, q4._replace(mins=jnp.ones((3, 1))))),
         ("int8", lambda: jaxlm_cpu.matvec_q8(x, jaxlm_cpu.Q8(w, jnp.ones((3, 2))))),
         ("scales", lambda: jaxlm_cpu.matvec_q4(x, q4._replace(scales=jnp.ones((2, 2)), mins=None))),
-        ("multiple", lambda: attend(jnp.ones((1, 3, 8)), new, new, cache, cache, n)),
-        ("k_new", lambda: attend(q, new[:, :1], new, cache, cache, n)),
+        ("multiple", lambda: attend(jnp.ones((1, 1, 3, 8)), new, new, cache, cache, n)),
+        ("k_new", lambda: attend(q, new[:, :, :1], new, cache, cache, n)),
         ("lengths", lambda: attend(q, new, new, cache, cache, n[None])),
         ("v_cache", lambda: attend(q, new, new, cache, cache[:, :4], n)),
         ("window", lambda: attend(q, new, new, cache, cache, n, window=-1)),
+        ("chunk", lambda: attend(q, new, new, cache, cache, n, chunk=-1)),
         ("sinks", lambda: attend(q, new, new, cache, cache, n, sinks=jnp.ones((3,)))),
     ]
     for text, call in cases:
@@ -243,9 +291,9 @@ def test_layer_out_of_range_fails_the_computation(layer):
 
 
 def test_negative_length_fails_the_computation():
-    new, cache = jnp.ones((1, 2, 8)), jnp.ones((1, 5, 2, 8))
+    new, cache = jnp.ones((1, 1, 2, 8)), jnp.ones((1, 5, 2, 8))
     with pytest.raises(jax.errors.JaxRuntimeError, match="negative"):
-        jaxlm_cpu.decode_attention(new, new, new, cache, cache, jnp.array([-1])).block_until_ready()
+        jaxlm_cpu.attention(new, new, new, cache, cache, jnp.array([-1])).block_until_ready()
 
 
 def test_handlers_check_shapes_themselves():
@@ -255,13 +303,13 @@ def test_handlers_check_shapes_themselves():
         jax.block_until_ready(call(jnp.ones((1, 64)), jnp.int32(0), jnp.ones((4, 8))))
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_other_instruction_sets_agree(isa):
     """The properties of this file, in a process held to another instruction set (it may fall back to portable)."""
     if os.environ.get("JAXLM_CPU_ISA"):
         pytest.skip("already inside such a process")
     tests = [f"{__file__}::{name}" for name in ("test_matvec_any_shape_and_dtype", "test_quantised_products_are_exact",
-                                                "test_decode_attention")]  # fmt: skip
+                                                "test_attention")]  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "JAXLM_CPU_ISA": isa, "JAXLM_CPU_THREADS": "2"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

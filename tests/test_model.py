@@ -420,9 +420,7 @@ def test_300_tokens_through_the_cache_in_each_dtype(dtype):
     config = tiny.config(tiny.layer(), tiny.layer(), dtype=dtype)
     params, tokens = tiny.random_params(config), tiny.random_tokens((1, 300))
     whole = np.asarray(tiny.forward(params, tokens, config))[:, -3:]
-    exact_config = tiny.config(tiny.layer(), tiny.layer())
-    exact = jax.tree.map(lambda a: a.astype(jnp.float32), params)
-    noise = max(np.abs(whole - np.asarray(tiny.forward(exact, tokens, exact_config))[:, -3:]).max(), 1e-5)
+    noise = np.abs(whole - oracle.forward(params, tokens, config)[:, -3:]).max()
     cache = jaxlm.init_cache(config, 1, 300)
     _, cache = tiny.prefill(params, tokens[:, :149], cache, config)
     logits, cache = tiny.prefill(params, tokens[:, 149:298], cache, config)
@@ -432,7 +430,7 @@ def test_300_tokens_through_the_cache_in_each_dtype(dtype):
         logits, cache = tiny.decode_step(params, tokens[:, position], cache, config)
         rows.append(logits)
     assert all(a.dtype == dtype for a in jax.tree.leaves(cache.layers))
-    assert np.abs(np.stack(rows, axis=1) - whole).max() < 2 * noise
+    assert np.abs(np.stack(rows, axis=1) - whole).max() < 3 * noise
 
 
 def test_a_cache_may_be_wider_than_the_model():

@@ -104,19 +104,20 @@ def rounded(params: dict, kind: str) -> dict:
 
 
 def some_steps(params: dict, config: ModelConfig) -> np.ndarray:
-    """Logits of a ragged prefill and seven steps, past the window."""
+    """Logits of two ragged pieces of a prompt, one long, one short, and four steps; past the window."""
     cache = jaxlm.init_cache(config, 2, 64, "float32")
-    tokens = np.random.default_rng(2).integers(0, 64, (2, 12)).astype(np.int32)
-    logits, cache = jaxlm.prefill(params, tokens[:, :5], cache, config, np.array([5, 3]))
+    tokens = np.random.default_rng(2).integers(0, 64, (2, 40)).astype(np.int32)
+    first, cache = jaxlm.prefill(params, tokens[:, :33], cache, config, np.array([33, 2]))
+    second, cache = jaxlm.prefill(params, tokens[:, 33:36], cache, config, np.array([2, 3]))
     step = jax.jit(lambda p, t, c: jaxlm.decode_step(p, t, c, config))
-    seen = [logits]
-    for i in range(5, 12):
+    seen = [first, second]
+    for i in range(36, 40):
         logits, cache = step(params, tokens[:, i], cache)
         seen.append(logits)
     return np.asarray(jnp.stack(seen))
 
 
-SERVED = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("float32", "int4")]
+SERVED = [(dtype, kind) for dtype in ("float32", "bfloat16") for kind in (None, "int8", "int4")]
 
 
 @pytest.mark.parametrize(("dtype", "kind"), SERVED)

@@ -27,18 +27,19 @@ inline float tanh_(float z) {
 
 inline float cap_(float score, float softcap) { return softcap > 0 ? softcap * tanh_(score / softcap) : score; }
 
-// [first, first + count) of a float32, or of a bfloat16 row widened into scratch.
+// [first, first + count) of a float32 array, or of a 16-bit one widened into scratch.
 inline const float* widen(Type type, const void* data, int64_t first, int64_t count, float* scratch) {
   if (type == Type::kF32) return static_cast<const float*>(data) + first;
   const uint16_t* p = static_cast<const uint16_t*>(data) + first;
   int64_t i = 0;
-  for (; i + W <= count; i += W) store(scratch + i, load_bf16(p + i));
+  auto wide = [&](const uint16_t* from) { return type == Type::kF16 ? load_f16(from) : load_bf16(from); };
+  for (; i + W <= count; i += W) store(scratch + i, wide(p + i));
   if (i < count) {
     uint16_t tail[W] = {};
-    float wide[W];
+    float numbers[W];
     std::memcpy(tail, p + i, (count - i) * 2);
-    store(wide, load_bf16(tail));
-    std::memcpy(scratch + i, wide, (count - i) * 4);
+    store(numbers, wide(tail));
+    std::memcpy(scratch + i, numbers, (count - i) * 4);
   }
   return scratch;
 }

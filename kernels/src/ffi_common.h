@@ -1,9 +1,12 @@
 // Small helpers the handlers share: every dimension and dtype is checked here again, so that no call reads out of bounds.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels.h"
@@ -74,5 +77,22 @@ class Scratch {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// Calls f(i) for every i in [0, count) on XLA's threads and this one; returns when all calls have. For long loops among
+// XLA's own: the pool of pool.h answers faster, but its threads would compete with XLA's for the cores.
+template <typename F>
+void on_xla_threads(ffi::ThreadPool& threads, int64_t count, F&& f) {
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto state = std::make_shared<State>();
+  const auto drain = [state, count, &f] {  // One that starts late finds no index left, and does not touch f.
+    for (int64_t i; (i = state->next.fetch_add(1)) < count; state->done.fetch_add(1)) f(i);
+  };
+  const int64_t helpers = std::min<int64_t>(threads.num_threads(), count) - 1;
+  for (int64_t i = 0; i < helpers; ++i) threads.Schedule([drain] { drain(); });
+  drain();
+  while (state->done.load() < count) std::this_thread::yield();
+}
 
 }  // namespace jaxlm

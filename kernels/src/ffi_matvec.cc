@@ -63,7 +63,7 @@ int64_t row_bytes(const MatJob& job) {
   return std::max<int64_t>(1, job.K * per_block / kBlock);
 }
 
-// Rows per task: enough bytes to be worth a hand-over, few enough that the threads finish together.
+// Rows of weights per task: enough bytes to be worth a hand-over, few enough that the threads finish together.
 void run(const std::vector<MatJob>& jobs) {
   int64_t bytes = 0;
   for (const MatJob& job : jobs) bytes += job.N * row_bytes(job);
@@ -79,6 +79,25 @@ void run(const std::vector<MatJob>& jobs) {
     (jobs[j].xq ? kernels().matvec_int : kernels().matvec)(jobs[j], n0, n1);
   };
   parallel_for(starts.back(), task);
+}
+
+bool fits_tiles(const MatJob& job) {
+  return job.B % kTileSide == 0 && job.N % kTileSide == 0 && job.K % kBlock == 0 && job.format != Format::kF32 &&
+         job.format != Format::kF16;
+}
+
+// Many rows of bfloat16 on the matrix unit: two tiles of outputs per task.
+void run_tiles(ffi::ThreadPool& threads, const std::vector<MatJob>& jobs) {
+  constexpr int64_t kStep = 2 * kTileSide;
+  std::vector<int64_t> starts{0};
+  for (const MatJob& job : jobs) starts.push_back(starts.back() + (job.N + kStep - 1) / kStep);
+  auto task = [&](int64_t i) {
+    const size_t j = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
+    const int64_t n0 = (i - starts[j]) * kStep;
+    static thread_local Scratch scratch;
+    matrix_unit()->matmul(jobs[j], n0, std::min(n0 + kStep, jobs[j].N), scratch.get<float>(jobs[j].B * kStep));
+  };
+  on_xla_threads(threads, starts.back(), task);
 }
 
 // Where x has up to this many rows, three-byte integers are faster than float32 arithmetic.
@@ -109,7 +128,7 @@ const QuantX* quantize(Format format, const float* x, int64_t B, int64_t K, int 
   return &out;
 }
 
-ffi::Error matvec(const Call& call, ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args,
+ffi::Error matvec(const Call& call, ffi::ThreadPool& threads, ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args,
                   ffi::RemainingRets rets) {
   Type type;
   if (!float_type(x.element_type(), &type)) return invalid("x must be float32, bfloat16 or float16");
@@ -124,11 +143,21 @@ ffi::Error matvec(const Call& call, ffi::AnyBuffer x, Index layer, ffi::Remainin
     if (job.format != jobs[0].format) return invalid("matrices of one call must have one dtype");
     auto y = rets.get<ffi::AnyBuffer>(i);
     if (y.has_error()) return y.error();
-    if ((*y)->element_type() != ffi::F32 || !dims_are(**y, {job.B, job.N})) return invalid("the result must be float32 [B, N]");
-    job.y = static_cast<float*>((*y)->untyped_data());
+    const auto result = (*y)->element_type();
+    if ((result != ffi::F32 && result != ffi::BF16) || !dims_are(**y, {job.B, job.N}))
+      return invalid("the result must be [B, N], float32 or bfloat16");
+    if (result == ffi::F32) job.y = static_cast<float*>((*y)->untyped_data());
+    else job.y16 = static_cast<uint16_t*>((*y)->untyped_data());
   }
   const MatJob& job = jobs[0];
   if (job.B == 0) return ffi::Error::Success();
+  if (type == Type::kBF16 && job.B >= kTileSide && matrix_unit() && std::all_of(jobs.begin(), jobs.end(), fits_tiles)) {
+    for (MatJob& j : jobs) j.x16 = static_cast<const uint16_t*>(x.untyped_data());
+    run_tiles(threads, jobs);
+    return ffi::Error::Success();
+  }
+  if (std::any_of(jobs.begin(), jobs.end(), [](const MatJob& j) { return j.y16; }))
+    return invalid("only products on the matrix unit give bfloat16");
   const float* rows = floats(type, x.untyped_data(), job.B * job.K);
   const bool quantised = job.format == Format::kQ8 || job.format == Format::kQ4;
   if (quantised && kernels().matvec_int && (call.int8 || job.B <= int_rows_limit(job.format))) {
@@ -142,16 +171,16 @@ ffi::Error matvec(const Call& call, ffi::AnyBuffer x, Index layer, ffi::Remainin
   return ffi::Error::Success();
 }
 
-ffi::Error float_handler(ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  return matvec({Format::kF32}, x, layer, args, rets);
+ffi::Error float_handler(ffi::ThreadPool threads, ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return matvec({Format::kF32}, threads, x, layer, args, rets);
 }
 
-ffi::Error quant_handler(ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets,
+ffi::Error quant_handler(ffi::ThreadPool threads, ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args, ffi::RemainingRets rets,
                          int64_t bits, int64_t group, bool mins, bool int8) {
   if (group != 32 && group != 64 && group != 128 && group != 256) return invalid("group must be 32, 64, 128 or 256");
   if (bits != 4 && bits != 8) return invalid("bits must be 4 or 8");
   if (mins && bits == 8) return invalid("8-bit weights have no mins");
-  return matvec({bits == 4 ? Format::kQ4 : Format::kQ8, group, mins ? 3u : 2u, int8}, x, layer, args, rets);
+  return matvec({bits == 4 ? Format::kQ4 : Format::kQ8, group, mins ? 3u : 2u, int8}, threads, x, layer, args, rets);
 }
 
 }  // namespace
@@ -160,10 +189,11 @@ ffi::Error quant_handler(ffi::AnyBuffer x, Index layer, ffi::RemainingArgs args,
 using namespace jaxlm;
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxlm_cpu_matvec, float_handler,
-                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<Index>().RemainingArgs().RemainingRets());
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<Index>().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxlm_cpu_matvec_quant, quant_handler,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<Index>()
                                   .RemainingArgs()

@@ -1,5 +1,7 @@
 // Standard headers come before the pragma: nothing of theirs may be compiled for instructions the machine may lack.
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -10,12 +12,14 @@
 namespace jaxlm {
 namespace {
 #include "simd_avx2.h"
+#include "numbers.inc.h"
 #include "matvec.inc.h"
 #include "attention.inc.h"
+#include "flash.inc.h"
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels table{"avx2", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, read};
+  static const Kernels table{"avx2", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, attend_queries<FloatUnit>, read};
   return &table;
 }
 }  // namespace jaxlm

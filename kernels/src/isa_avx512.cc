@@ -1,5 +1,7 @@
 // Standard headers come before the pragma: nothing of theirs may be compiled for instructions the machine may lack.
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -10,14 +12,16 @@
 namespace jaxlm {
 namespace {
 #include "simd_avx512.h"
+#include "numbers.inc.h"
 #include "matvec.inc.h"
 #include "attention.inc.h"
+#include "flash.inc.h"
 #include "vnni.inc.h"
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels plain{"avx512", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, read};
-  static const Kernels vnni{"avx512_vnni", to_float, pack_x,     matvec, quantized_bytes, quantize_x, matvec_int, attend, attend_merge, read};
+  static const Kernels plain{"avx512", to_float, pack_x, matvec, nullptr, nullptr, nullptr, attend, attend_merge, attend_queries<FloatUnit>, read};
+  static const Kernels vnni{"avx512_vnni", to_float, pack_x,     matvec, quantized_bytes, quantize_x, matvec_int, attend, attend_merge, attend_queries<FloatUnit>, read};
   return __builtin_cpu_supports("avx512vnni") ? &vnni : &plain;
 }
 }  // namespace jaxlm

@@ -10,6 +10,8 @@
 using namespace jaxlm;
 
 extern "C" const char* jaxlm_cpu_isa() { return kernels().name; }
+extern "C" int jaxlm_cpu_matrix_unit() { return jaxlm::matrix_unit() != nullptr; }
+
 extern "C" int jaxlm_cpu_threads() { return thread_count(); }
 
 // Best rate, in bytes per second, at which all threads read a buffer of `bytes`; passes repeat until `seconds` are over

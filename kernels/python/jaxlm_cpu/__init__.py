@@ -1,4 +1,4 @@
-"""CPU kernels for decoding: products of a few rows with weights in their stored form, and attention over a cache.
+"""CPU kernels: products of a few rows with weights in their stored form, and attention over a cache.
 
 Weights lie as [N, K] (out, in), or stacked over layers as [R, N, K] with a layer index, so that the body of a scan
 passes the whole stack and nothing is sliced. Every function works under jit, scan and while_loop on CPU; none has a
@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm_cpu._library import isa, read_bandwidth, threads
+from jaxlm_cpu._library import isa, matrix_unit, read_bandwidth, threads
 
-__all__ = ["Q4", "Q8", "decode_attention", "isa", "matvec", "matvec_q4", "matvec_q8", "read_bandwidth", "threads"]
+__all__ = [
+    "Q4", "Q8", "attention", "isa", "matrix_unit", "matvec", "matvec_q4", "matvec_q8", "on_matrix_unit",
+    "read_bandwidth", "threads",
+]  # fmt: skip
 
 FLOATS = ("float32", "bfloat16", "float16")
 GROUPS = (32, 64, 128, 256)
+TILE = 16  # Rows and outputs of a tile of the matrix unit; half its inputs.
 
 
 class Q8(NamedTuple):
@@ -65,13 +69,37 @@ def _check_x(x: jax.Array) -> None:
     _dtype("x", x, FLOATS)
 
 
-def _call(target: str, x: jax.Array, layer: jax.Array, operands: list[jax.Array], rows: list[int], **attributes):
-    results = [jax.ShapeDtypeStruct((x.shape[0], n), jnp.float32) for n in rows]
+def on_matrix_unit(x: jax.Array, weights: Sequence[jax.Array | Q8 | Q4]) -> bool:
+    """Whether the matrix unit (AMX), if there is one, computes x [B, K] times these weights, [.., N, K] each.
+
+    It takes bfloat16 rows in a multiple of 16, bfloat16 or quantised weights, N a multiple of 16 and K of 32.
+    """
+    def fits(w: jax.Array | Q8 | Q4) -> bool:
+        first = w[0] if isinstance(w, tuple) else w
+        return first.shape[-2] % TILE == 0 and (isinstance(w, tuple) or first.dtype == jnp.bfloat16)
+
+    rows, width = x.shape
+    good = x.dtype == jnp.bfloat16 and rows % TILE == 0 and width % (2 * TILE) == 0
+    return matrix_unit() and good and all(map(fits, weights))
+
+
+def _call(target: str, x: jax.Array, layer: jax.Array, operands: list[jax.Array], rows: list[int], dtype, **attributes):
+    results = [jax.ShapeDtypeStruct((x.shape[0], n), dtype) for n in rows]
     return jax.ffi.ffi_call(target, results, vmap_method="sequential")(x, layer, *operands, **attributes)
 
 
-def matvec(x: jax.Array, w: jax.Array | Sequence[jax.Array], layer: jax.Array | int | None = None):
+def _result_dtype(x: jax.Array, weights: list, dtype) -> jnp.dtype:
+    _require(jnp.dtype(dtype).name in FLOATS[:2], f"dtype is {jnp.dtype(dtype).name}, allowed are float32, bfloat16")
+    _require(dtype == jnp.float32 or on_matrix_unit(x, weights), "only products on the matrix unit give bfloat16")
+    return jnp.dtype(dtype)
+
+
+def matvec(
+    x: jax.Array, w: jax.Array | Sequence[jax.Array], layer: jax.Array | int | None = None, *, dtype=jnp.float32
+):
     """y[b, n] = sum_k x[b, k] w[n, k], float32 sums of float32 products.
+
+    Made for up to 8 rows, and for many where `on_matrix_unit`; there dtype may be bfloat16, that of the results.
 
     x: [B, K]; w: [N, K], or [R, N, K] with `layer`; each float32, bfloat16 or float16 -> float32 [B, N].
     A list of matrices of one dtype (query, key and value, say) is one call and gives a list of results.
@@ -87,7 +115,8 @@ def matvec(x: jax.Array, w: jax.Array | Sequence[jax.Array], layer: jax.Array | 
         _dtype("w", a, FLOATS)
         _require(a.dtype == weights[0].dtype, "matrices of one call must have one dtype")
     index = _layer(layer, weights[0].ndim == 3)
-    out = _call("jaxlm_cpu_matvec", x, index, weights, [a.shape[-2] for a in weights])
+    rows, result = [a.shape[-2] for a in weights], _result_dtype(x, weights, dtype)
+    out = _call("jaxlm_cpu_matvec", x, index, weights, rows, result)
     return out if many else out[0]
 
 
@@ -106,42 +135,49 @@ def _check_quantised(x: jax.Array, name: str, values: jax.Array, per_item: int, 
     return group
 
 
-def _matvec_quant(x, weights, layer, bits: int, int8: bool):
+def _matvec_quant(x, weights, layer, bits: int, int8: bool, dtype):
     many = not isinstance(weights, (Q8, Q4))
     nodes = list(weights) if many else [weights]
     _check_x(x)
     _require(bool(nodes), "w is an empty list")
     operands, groups = [], set()
     for node in nodes:
-        name, dtype = ("packed", "uint8") if bits == 4 else ("values", "int8")
+        name, stored = ("packed", "uint8") if bits == 4 else ("values", "int8")
         arrays = [a for a in node if a is not None]
-        _dtype(name, arrays[0], (dtype,))
+        _dtype(name, arrays[0], (stored,))
         group = _check_quantised(x, name, arrays[0], 8 // bits, arrays[1:])
         groups.add((group, len(arrays), arrays[0].ndim))
         operands += arrays
     _require(len(groups) == 1, "matrices of one call must agree in group, mins and stacking")
     group, count, rank = groups.pop()
     attributes = {"bits": np.int64(bits), "group": np.int64(group), "mins": count == 3, "int8": bool(int8)}
-    rows = [node[0].shape[-2] for node in nodes]
-    out = _call("jaxlm_cpu_matvec_quant", x, _layer(layer, rank == 3), operands, rows, **attributes)
+    rows, result = [node[0].shape[-2] for node in nodes], _result_dtype(x, nodes, dtype)
+    out = _call("jaxlm_cpu_matvec_quant", x, _layer(layer, rank == 3), operands, rows, result, **attributes)
     return out if many else out[0]
 
 
-def matvec_q8(x: jax.Array, w: Q8 | Sequence[Q8], layer: jax.Array | int | None = None, *, int8: bool = False):
+def matvec_q8(
+    x: jax.Array, w: Q8 | Sequence[Q8], layer: jax.Array | int | None = None, *, int8: bool = False,
+    dtype=jnp.float32,
+):  # fmt: skip
     """`matvec` with 8-bit weights. Exact (the decoded weights in float32) unless `int8`.
 
     int8=True may round x to 8 bits per 32 elements where the machine has an integer dot product: faster for several
-    rows, with an error of up to 1/254 of each block's largest |x| per element.
+    rows, with an error of up to 1/254 of each block's largest |x| per element. On the matrix unit the decoded weights
+    are rounded to bfloat16.
     """
-    return _matvec_quant(x, w, layer, 8, int8)
+    return _matvec_quant(x, w, layer, 8, int8, dtype)
 
 
-def matvec_q4(x: jax.Array, w: Q4 | Sequence[Q4], layer: jax.Array | int | None = None, *, int8: bool = False):
+def matvec_q4(
+    x: jax.Array, w: Q4 | Sequence[Q4], layer: jax.Array | int | None = None, *, int8: bool = False,
+    dtype=jnp.float32,
+):  # fmt: skip
     """`matvec` with 4-bit weights. Exact (the decoded weights in float32) unless `int8`; see `matvec_q8`."""
-    return _matvec_quant(x, w, layer, 4, int8)
+    return _matvec_quant(x, w, layer, 4, int8, dtype)
 
 
-def decode_attention(
+def attention(
     q: jax.Array,
     k_new: jax.Array,
     v_new: jax.Array,
@@ -153,19 +189,20 @@ def decode_attention(
     scale: float | None = None,
     softcap: float = 0.0,
     window: int = 0,
+    chunk: int = 0,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of one new token per row over the stored tokens and itself; reads only the slots that it sees.
+    """Causal attention of the new tokens of each row over the stored ones and themselves; reads only what is seen.
 
-    q: [B, H, h]; k_new, v_new: [B, K, h]; caches: float32 or bfloat16 [B, S, K, h], or [R, B, S, K, h] with `layer`;
-    lengths: int32 [B], tokens stored so far -> float32 [B, H, h]. Query head j uses key head j // (H / K).
-    The cache is a ring: position p lies in slot p mod S, and the last S positions are there. A row of length n queries
-    from position n and sees position p if n - p < window (0: no limit), and always itself. Scores are
-    scale * (q . k), scale 1/sqrt(h) by default, then softcap * tanh(score / softcap) if softcap > 0.
-    sinks: float32 [H], logits that take part in the softmax but carry no value.
+    q: [B, T, H, h]; k_new, v_new: [B, T, K, h]; caches: float32 or bfloat16 [B, S, K, h], or [R, B, S, K, h] with
+    `layer`; lengths: int32 [B], tokens stored so far -> float32 [B, T, H, h]. Query head j uses key head j // (H / K).
+    The cache is a ring: position p lies in slot p mod S, and the last S positions are there. Query t of a row of length
+    n is at position n + t and sees position p if p <= n + t, n + t - p < window and (n + t) // chunk == p // chunk
+    (0: no limit). Scores are scale * (q . k), scale 1/sqrt(h) by default, then softcap * tanh(score / softcap) if
+    softcap > 0. sinks: float32 [H], logits that take part in the softmax but carry no value.
     """
-    _require(q.ndim == 3, f"q must be [B, H, h], got shape {q.shape}")
-    B, H, h = q.shape
+    _require(q.ndim == 4, f"q must be [B, T, H, h], got shape {q.shape}")
+    B, T, H, h = q.shape
     _require(k_cache.ndim in (4, 5), f"the cache must be [B, S, K, h] or [R, B, S, K, h], got shape {k_cache.shape}")
     _require(k_cache.shape == v_cache.shape, f"k_cache has shape {k_cache.shape}, v_cache {v_cache.shape}")
     _require(k_cache.dtype == v_cache.dtype and k_new.dtype == v_new.dtype, "keys and values must have one dtype")
@@ -173,19 +210,20 @@ def decode_attention(
     _require(k_cache.shape[-4] == B and k_cache.shape[-1] == h, f"q has shape {q.shape}, the cache {k_cache.shape}")
     _require(K > 0 and H % K == 0, f"{H} query heads are not a multiple of {K} key heads")
     for name, a in (("k_new", k_new), ("v_new", v_new)):
-        _require(a.shape == (B, K, h), f"{name} must be {(B, K, h)}, got {a.shape}")
+        _require(a.shape == (B, T, K, h), f"{name} must be {(B, T, K, h)}, got {a.shape}")
         _dtype(name, a, FLOATS)
     _dtype("q", q, FLOATS)
     _dtype("k_cache", k_cache, FLOATS[:2])
     _dtype("lengths", lengths, ("int32",))
     _require(lengths.shape == (B,), f"lengths must be {(B,)}, got {lengths.shape}")
-    _require(window >= 0 and softcap >= 0, f"window {window} and softcap {softcap} must not be negative")
+    for name, number in (("window", window), ("chunk", chunk), ("softcap", softcap)):
+        _require(number >= 0, f"{name} is {number}, but must not be negative")
     if sinks is not None:
         _require(sinks.shape == (H,), f"sinks must be {(H,)}, got {sinks.shape}")
     sink_logits = jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32)
     call = jax.ffi.ffi_call(
-        "jaxlm_cpu_decode_attention", jax.ShapeDtypeStruct((B, H, h), jnp.float32), vmap_method="sequential"
+        "jaxlm_cpu_attention", jax.ShapeDtypeStruct(q.shape, jnp.float32), vmap_method="sequential"
     )
     operands = (q, k_new, v_new, k_cache, v_cache, _layer(layer, k_cache.ndim == 5), lengths, sink_logits)
-    factor = h**-0.5 if scale is None else scale
-    return call(*operands, scale=np.float32(factor), softcap=np.float32(softcap), window=np.int64(window))
+    numbers = {"scale": np.float32(h**-0.5 if scale is None else scale), "softcap": np.float32(softcap)}
+    return call(*operands, **numbers, window=np.int64(window), chunk=np.int64(chunk))

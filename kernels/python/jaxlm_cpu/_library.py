@@ -5,7 +5,7 @@ import importlib.util
 
 import jax
 
-TARGETS = ("jaxlm_cpu_matvec", "jaxlm_cpu_matvec_quant", "jaxlm_cpu_decode_attention")
+TARGETS = ("jaxlm_cpu_matvec", "jaxlm_cpu_matvec_quant", "jaxlm_cpu_attention")
 
 
 def _load() -> ctypes.CDLL:
@@ -17,6 +17,7 @@ def _load() -> ctypes.CDLL:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     library.jaxlm_cpu_isa.restype = ctypes.c_char_p
     library.jaxlm_cpu_threads.restype = ctypes.c_int
+    library.jaxlm_cpu_matrix_unit.restype = ctypes.c_int
     library.jaxlm_cpu_read_bandwidth.restype = ctypes.c_double
     library.jaxlm_cpu_read_bandwidth.argtypes = [ctypes.c_int64, ctypes.c_double]
     return library
@@ -28,6 +29,11 @@ _LIBRARY = _load()
 def isa() -> str:
     """The instruction set in use: "portable", "avx2", "avx512" or "avx512_vnni"."""
     return _LIBRARY.jaxlm_cpu_isa().decode()
+
+
+def matrix_unit() -> bool:
+    """Whether products of many bfloat16 rows have a matrix unit (AMX) here; without, they are slower than XLA's."""
+    return bool(_LIBRARY.jaxlm_cpu_matrix_unit())
 
 
 def threads() -> int:
