@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,17 +10,17 @@ import numpy as np
 
 import jaxlm
 from benchmarks.costs import nbytes
-from jaxlm.cache import init_cache
-from jaxlm.generate import make_settings
-from jaxlm.loop import CHUNKS, LoopState, cache_dtype, decode_loop, ladder, prefill_chunk, slots_for
+from benchmarks.loop_state import filled, settings_for, slots_for
+from jaxlm.loop import cache_dtype, decode_loop, prefill_chunk
 
 CONSTANT = re.compile(r"= (\w+)\[([\d,]*)\]\S* constant\(")
+WIDEST = 512  # Tokens of a prompt's chunk.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 
 def describe(model: jaxlm.Model, batch: int, prompt: int, lengths: list[int]) -> dict[str, Any]:
     """The prefill and the decode program at `prompt`, the largest layer, and cache and decode program at `lengths`."""
-    slots = slots_for(prompt)
+    slots = slots_for(prompt + 1)
     layer = max(nbytes(part) / repeats(part) for segment in model.params["segments"] for part in segment)
     return {
         "prefill": memory(prefill_program(model, batch, prompt, slots)),
@@ -49,13 +48,13 @@ def abstract(tree: Any) -> Any:
 
 
 def abstract_cache(config: jaxlm.ModelConfig, batch: int, slots: int) -> Any:
-    return jax.eval_shape(lambda: init_cache(config, batch, slots, cache_dtype(config)))
+    return jax.eval_shape(lambda: jaxlm.init_cache(config, batch, slots, cache_dtype(config)))
 
 
 def prefill_program(model: jaxlm.Model, batch: int, prompt: int, slots: int) -> Any:
     """The compiled first chunk of a prompt."""
     config = model.config
-    width = ladder(min(prompt, CHUNKS[-1]), CHUNKS[0])
+    width = min(WIDEST, 1 << (prompt - 1).bit_length())
     rows = jax.ShapeDtypeStruct((batch,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((batch, width), jnp.int32)
     last = jax.ShapeDtypeStruct((batch, config.hidden_size), jnp.dtype(config.dtype))
@@ -66,10 +65,8 @@ def prefill_program(model: jaxlm.Model, batch: int, prompt: int, slots: int) -> 
 def decode_program(model: jaxlm.Model, batch: int, slots: int) -> Any:
     """The compiled loop of decode steps."""
     config = model.config
-    rows = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    seen = jax.ShapeDtypeStruct((batch, config.vocab_size), jnp.bool_)
-    state = LoopState(abstract_cache(config, batch, slots), rows, rows, rows, seen)
-    settings = abstract(make_settings(replace(model, tokenizer=None), [[0]] * batch, 1, 0, True))
+    state = jax.eval_shape(lambda: filled(config, batch, 0, slots))
+    settings = jax.eval_shape(lambda: settings_for(config, batch))
     steps = jax.ShapeDtypeStruct((), jnp.int32)
     return decode_loop.lower(abstract(model.params), state, settings, steps, config).compile()
 

@@ -27,13 +27,13 @@ from benchmarks.questions import Ratio, Result, Table, curves
 from benchmarks.systems import Settings
 from benchmarks.turns import Bench, BenchError, spread
 from jaxlm import cpu
-from jaxlm.attention import visible
 from jaxlm.config import AttentionSpec, FFNSpec, LatentAttentionSpec, LayerSpec, MoESpec, NormSpec, RopeSpec
 from jaxlm.conversion import families
 from jaxlm.conversion.family import described, translated
 from jaxlm.conversion.fields import Fields
 from jaxlm.params import abstract_params, declare
 from jaxlm.quant import is_weight, quantize, widen
+from jaxlm.visible import visible
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("--model", "random:tiny", "--rounds", "1", "--prompt", "16", "--new", "4")
@@ -390,7 +390,7 @@ def bench():
 
 def test_what_jaxlm_cannot_do_is_an_error(bench):
     with pytest.raises(BenchError, match="beyond the model's context of 65536"):
-        bench.turns("too long", "answer", batch=1, prompt=65536, new=1)
+        bench.turns("too long", "prefill", batch=1, prompt=65536)
     with pytest.raises(BenchError, match="allowed: up to 256"):
         bench.turns("too many", "decode", batch=1, length=4, steps=257)
 
@@ -404,7 +404,7 @@ def test_what_a_peer_cannot_do_is_noted_and_left_out(bench):
 
     made = Bench("test", bench.settings, [], 1)
     made.workers = [*bench.workers, Peer()]
-    answers = made.turns("a try", "answer", batch=1, prompt=4, new=1)
+    answers = made.turns("a try", "prefill", batch=1, prompt=4)
     assert list(answers) == ["jaxlm"] and made.notes == ["not measured: peer: no compiler"]
 
 

@@ -49,9 +49,9 @@ def scaled(values: list[float], factor: float) -> dict[str, float]:
     return spread([factor * value for value in values])
 
 
-def rates(answers: Answers, key: str, work: float) -> dict[str, list[float]]:
+def rates(answers: Answers, work: float) -> dict[str, list[float]]:
     """work / seconds of every turn, by system that had any."""
-    return {name: [work / answer[key] for answer in turns] for name, turns in answers.items() if turns}
+    return {name: [work / answer["seconds"] for answer in turns] for name, turns in answers.items() if turns}
 
 
 def beside_peers(found: dict[str, list[float]], what: str, better: str = "higher") -> dict[str, Ratio]:

@@ -18,7 +18,7 @@ def batch(bench: Bench, args: argparse.Namespace) -> Result:
         answers = bench.turns(f"batch {size}", "decode", batch=size, length=args.prompt, steps=args.new)
         cost = bench.jaxlm.ask("step_costs", batch=size, lengths=[args.prompt + args.new // 2])[0]
         least = least_seconds(bench, cost["own"], cost["flops"])
-        found = rates(answers, "seconds", size * args.new)
+        found = rates(answers, size * args.new)
         rows += curve_rows(bench, size, found, size, cost, least)
         over[size] = size / least / spread(found["jaxlm"])["median"]
         ratios |= beside_peers(found, f"decode of {size}")
@@ -51,7 +51,7 @@ def context(bench: Bench, args: argparse.Namespace) -> Result:
         n: bench.turns(f"context {n}", "decode", batch=args.batch, length=n, steps=args.new) for n in lengths
     }
     prompts = [n for n in lengths if n <= args.longest_prompt]
-    prefilled = {n: bench.turns(f"prompt {n}", "answer", batch=args.batch, prompt=n, new=1) for n in prompts}
+    prefilled = {n: bench.turns(f"prompt {n}", "prefill", batch=args.batch, prompt=n) for n in prompts}
     found = decode_curve(bench, args, decoded)
     if prefilled:
         second = prefill_curve(bench, args, prefilled)
@@ -70,7 +70,7 @@ def decode_curve(bench: Bench, args: argparse.Namespace, decoded: dict[int, Answ
     ours: list[float] = []
     for (n, answers), cost in zip(decoded.items(), prices, strict=True):
         least.append(least_seconds(bench, cost["own"], cost["flops"]))
-        found = rates(answers, "seconds", args.batch * args.new)
+        found = rates(answers, args.batch * args.new)
         ours.append(args.batch / spread(found["jaxlm"])["median"])
         rows += curve_rows(bench, n, found, args.batch, cost, least[-1])
         ratios |= beside_peers(found, f"decode at {n}")
@@ -95,7 +95,7 @@ def prefill_curve(bench: Bench, args: argparse.Namespace, prefilled: dict[int, A
     shares: list[float] = []
     for (n, answers), price in zip(prefilled.items(), prices, strict=True):
         work, flops = args.batch * n, price["prefill"]
-        found = rates(answers, "first", work)
+        found = rates(answers, work)
         for name, values in found.items():
             share = scaled(values, flops / work / rate)
             rows.append({"system": name, "x": n, "prefill tok/s": spread(values), "MFU": share})

@@ -30,12 +30,13 @@ def memory(bench: Bench, args: argparse.Namespace) -> Result:
 
 
 def peaks(bench: Bench, args: argparse.Namespace) -> Table:
-    """The most memory of each process, on an accelerator of the device, after one answer."""
+    """The most memory of each process, on an accelerator of the device, after a prompt and an answer."""
     rows = []
     for worker in bench.workers:
         bench.say(f"memory: {worker.name} answers")
         with bench.noting(worker):
-            worker.ask("answer", batch=args.batch, prompt=args.prompt, new=args.new + 1)
+            worker.ask("prefill", batch=args.batch, prompt=args.prompt)
+            worker.ask("decode", batch=args.batch, length=args.prompt, steps=args.new)
             peak, weights = worker.ask("peak")["peak_bytes"] / MB, worker.facts["weight_bytes"] / MB
             columns = {"peak MB": peak, "weights MB": weights, "peak / weights": peak / weights}
             rows.append({"system": worker.name, **columns})

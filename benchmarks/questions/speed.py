@@ -1,4 +1,4 @@
-"""decode, prefill, and both in one run (speed), with one answer per turn as a user would get it."""
+"""prefill, decode, and both in one run (speed)."""
 
 import argparse
 from typing import Any
@@ -9,18 +9,18 @@ from benchmarks.turns import Answers, Bench
 
 def prefill(bench: Bench, args: argparse.Namespace) -> Result:
     """Tokens per second of a whole prompt, and the share of the matrix-product rate (MFU)."""
-    return prefill_result(bench, args, bench.turns("prefill", "answer", batch=args.batch, prompt=args.prompt, new=1))
+    return prefill_result(bench, args, bench.turns("prefill", "prefill", batch=args.batch, prompt=args.prompt))
 
 
 def decode(bench: Bench, args: argparse.Namespace) -> Result:
     """Tokens per second after the first, and the share of the read bandwidth (MBU)."""
-    return decode_result(bench, args, answers_of(bench, args, "decode"))
+    answers = bench.turns("decode", "decode", batch=args.batch, length=args.prompt, steps=args.new)
+    return decode_result(bench, args, answers)
 
 
 def speed(bench: Bench, args: argparse.Namespace) -> Result:
-    """Prefill, decode, load and memory from the same answers."""
-    answers = answers_of(bench, args, "speed")
-    parts = [prefill_result(bench, args, answers), decode_result(bench, args, answers)]
+    """Prefill, decode, load and memory."""
+    parts = [prefill(bench, args), decode(bench, args)]
     rows = [
         {
             "system": worker.name,
@@ -34,14 +34,10 @@ def speed(bench: Bench, args: argparse.Namespace) -> Result:
     return Result([*tables, Table("load and memory", rows)], parts[0].ratios | parts[1].ratios)
 
 
-def answers_of(bench: Bench, args: argparse.Namespace, label: str) -> Answers:
-    return bench.turns(label, "answer", batch=args.batch, prompt=args.prompt, new=args.new + 1)
-
-
 def prefill_result(bench: Bench, args: argparse.Namespace, answers: Answers) -> Result:
     flops = bench.jaxlm.ask("prompt_costs", batch=args.batch, lengths=[args.prompt])[0]["prefill"]
     work, peak = args.batch * args.prompt, bench.ceiling("matmul_rate")
-    found = rates(answers, "first", work)
+    found = rates(answers, work)
     rows: list[dict[str, Any]] = [
         {"system": name, "prefill tok/s": spread(values), "MFU": scaled(values, flops / work / peak),
          "first token s": spread([work / value for value in values])}
@@ -56,7 +52,7 @@ def prefill_result(bench: Bench, args: argparse.Namespace, answers: Answers) -> 
 def decode_result(bench: Bench, args: argparse.Namespace, answers: Answers) -> Result:
     middle = args.prompt + args.new // 2
     cost = bench.jaxlm.ask("step_costs", batch=args.batch, lengths=[middle])[0]
-    found = rates(answers, "rest", args.batch * args.new)
+    found = rates(answers, args.batch * args.new)
     bandwidth = bench.ceiling("read_bandwidth")
     rows: list[dict[str, Any]] = []
     share: dict[str, dict[str, float]] = {}

@@ -11,7 +11,7 @@ def train(bench: Bench, args: argparse.Namespace) -> Result:
     answers = bench.turns("train", "train", batch=args.batch, length=args.prompt)
     flops = bench.jaxlm.ask("prompt_costs", batch=args.batch, lengths=[args.prompt])[0]["train"]
     work, peak = args.batch * args.prompt, bench.ceiling("matmul_rate")
-    found = rates(answers, "seconds", work)
+    found = rates(answers, work)
     rows = [
         {"system": name, "train tok/s": spread(values), "MFU": scaled(values, flops / work / peak),
          "step s": spread([work / value for value in values]), "peak MB": peak_of(bench, name)}

@@ -3,8 +3,8 @@
 A module here defines `System(settings)`, which loads, and whose methods are the operations that it has:
 
     facts()                        sizes and versions
-    answer(batch, prompt, new)     seconds to the first new token, and for the others
-    decode(batch, length, steps)   seconds of so many steps on rows that hold `length` tokens already
+    prefill(batch, prompt)         seconds to the first new token
+    decode(batch, length, steps)   seconds of so many further ones on rows that hold `length` tokens already
     train(batch, length)           seconds of one training step
 """
 

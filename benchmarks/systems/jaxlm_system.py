@@ -13,11 +13,9 @@ import numpy as np
 import optax
 
 import jaxlm
-from benchmarks import costs, machine, programs, shapes
+from benchmarks import costs, loop_state, machine, programs, shapes
 from benchmarks.systems import Settings, Unable, prompt_of
-from jaxlm.cache import init_cache
-from jaxlm.generate import make_settings
-from jaxlm.loop import MOST_STEPS, LoopState, cache_dtype, decode_loop, first_token, slots_for, token_chunks
+from jaxlm.loop import MOST_STEPS, cache_dtype, decode_loop
 from jaxlm.params import abstract_params
 
 LEARNING_RATE = 1e-5
@@ -53,17 +51,12 @@ class System:
         process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"peak_bytes": stats.get("peak_bytes_in_use", process)}
 
-    def answer(self, batch: int, prompt: int, new: int) -> dict[str, float]:
-        self.check_room(prompt, new)
+    def prefill(self, batch: int, prompt: int) -> dict[str, float]:
+        self.check_room(prompt, 1)
         rows = [prompt_of(prompt, self.config.vocab_size)] * batch
-        settings = make_settings(self.model, rows, new, 0, True)
         start = time.perf_counter()
-        chunks = token_chunks(self.model.params, self.config, rows, settings, MOST_STEPS)
-        next(chunks)
-        first = time.perf_counter()
-        for _ in chunks:
-            pass
-        return {"first": first - start, "rest": time.perf_counter() - first}
+        jaxlm.generate(self.model, rows, max_new_tokens=1, ignore_eos=True)
+        return {"seconds": time.perf_counter() - start}
 
     def check_room(self, length: int, new: int) -> None:
         if length + new > self.config.max_positions:
@@ -73,30 +66,21 @@ class System:
         self.check_room(length, steps)
         if steps > MOST_STEPS:
             raise Unable(f"{steps} steps in one call; allowed: up to {MOST_STEPS}")
-        if not self.state or self.state[0] != (batch, length, steps):
+        slots = loop_state.slots_for(length + steps)
+        if not self.state or self.state[0] != (batch, slots):
             self.state = ()  # The old cache goes before a new one is made.
-            self.state = ((batch, length, steps), *self.filled(batch, length + steps))
-        key, state, settings = self.state
-        fresh = jnp.zeros((batch,), jnp.int32)
-        cache = state.cache.replace(lengths=jnp.full((batch,), length, jnp.int32))
-        state = jax.block_until_ready(replace(state, cache=cache, count=fresh, status=jnp.zeros_like(fresh)))
+            settings = loop_state.settings_for(self.config, batch)
+            self.state = ((batch, slots), settings, loop_state.filled(self.config, batch, length, slots))
+        key, settings, state = self.state
+        state = jax.block_until_ready(loop_state.again(state, length))
         start = time.perf_counter()
         state, _ = decode_loop(self.model.params, state, settings, jnp.int32(steps), self.config)
         made = int(np.asarray(state.count)[0])
         seconds = time.perf_counter() - start
+        self.state = (key, settings, state)
         if made != steps:
             raise Unable(f"{made} of {steps} steps were made")
-        self.state = (key, state, settings)
         return {"seconds": seconds}
-
-    def filled(self, batch: int, length: int) -> tuple[LoopState, Any]:
-        """The state of a loop whose cache has room for `length` tokens, with numbers in every slot."""
-        settings = make_settings(self.model, [[0]] * batch, 10**9, 0, True)
-        cache = init_cache(self.config, batch, slots_for(length), cache_dtype(self.config))
-        cache = cache.replace(layers=jax.tree.map(partial(jnp.full_like, fill_value=0.01), cache.layers))
-        last = jnp.ones((batch, self.config.hidden_size), jnp.dtype(self.config.dtype))
-        seen = np.zeros((batch, self.config.vocab_size), bool)
-        return first_token(self.model.params, last, cache, seen, settings, self.config), settings
 
     def train(self, batch: int, length: int) -> dict[str, float]:
         if self.settings.quantize:
@@ -154,9 +138,9 @@ class System:
     def first_token(self, prompt: int) -> dict[str, Any]:
         """Seconds to the first token with what has to be compiled for it, and again without."""
         with jaxlm.compile_ledger() as ledger:
-            cold = self.answer(1, prompt, 1)["first"]
+            cold = self.prefill(1, prompt)["seconds"]
         entries = [{"name": e.name, "seconds": e.seconds} for e in ledger.entries]
-        return {"cold": cold, "warm": self.answer(1, prompt, 1)["first"], "programs": entries}
+        return {"cold": cold, "warm": self.prefill(1, prompt)["seconds"], "programs": entries}
 
     def drafts(self) -> bool:
         """Whether generation can guess ahead."""

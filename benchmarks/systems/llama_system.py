@@ -37,7 +37,14 @@ class System:
     def peak(self) -> dict[str, int]:
         return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
-    def answer(self, batch: int, prompt: int, new: int) -> dict[str, float]:
+    def prefill(self, batch: int, prompt: int) -> dict[str, float]:
+        return {"seconds": self.answer(batch, prompt, 1)[0]}
+
+    def decode(self, batch: int, length: int, steps: int) -> dict[str, float]:
+        return {"seconds": self.answer(batch, length, steps + 1)[1]}
+
+    def answer(self, batch: int, prompt: int, new: int) -> tuple[float, float]:
+        """Seconds to the first new token, and for the others."""
         if batch > 1:
             raise Unable("one row at a time")
         if prompt + new > self.model.n_ctx():
@@ -49,11 +56,8 @@ class System:
         first = time.perf_counter()
         for _ in range(new - 1):
             next(made)
-        return {"first": first - start, "rest": time.perf_counter() - first}
-
-    def decode(self, batch: int, length: int, steps: int) -> dict[str, float]:
-        return {"seconds": self.answer(batch, length, steps + 1)["rest"]}
+        return first - start, time.perf_counter() - first
 
     def first_token(self, prompt: int) -> dict[str, Any]:
-        times = [self.answer(1, prompt, 1)["first"] for _ in range(2)]
+        times = [self.prefill(1, prompt)["seconds"] for _ in range(2)]
         return {"cold": times[0], "warm": times[1], "programs": []}

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from transformers.generation.streamers import BaseStreamer
 
 from benchmarks import shapes
 from benchmarks.systems import Settings, Unable, prompt_of
@@ -57,27 +56,11 @@ class System:
         return logits[:, -1:].argmax(-1)
 
     @torch.no_grad()
-    def answer(self, batch: int, prompt: int, new: int) -> dict[str, float]:
-        if not self.compiled:
-            return self.generate(batch, prompt, new)
-        tokens, cache = self.tokens(batch, prompt), self.static_cache(batch, prompt + new)
-        cache.reset()
+    def prefill(self, batch: int, prompt: int) -> dict[str, float]:
+        tokens = self.tokens(batch, prompt)
         start = self.now()
-        token = self.next_token(tokens, cache)
-        first = self.now()
-        for _ in range(new - 1):
-            token = self.step(token, cache).clone()
-        return {"first": first - start, "rest": self.now() - first}
-
-    def generate(self, batch: int, prompt: int, new: int) -> dict[str, float]:
-        """What a user calls, with a look at the clock at every token."""
-        watch, tokens = Watch(), self.tokens(batch, prompt)
-        start = self.now()
-        self.model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, min_new_tokens=new, do_sample=False,
-            pad_token_id=0, streamer=watch,
-        )  # fmt: skip
-        return {"first": watch.times[1] - start, "rest": watch.times[-1] - watch.times[1]}
+        self.next_token(tokens, DynamicCache(config=self.model.config))
+        return {"seconds": self.now() - start}
 
     @torch.no_grad()
     def decode(self, batch: int, length: int, steps: int) -> dict[str, float]:
@@ -125,7 +108,7 @@ class System:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def first_token(self, prompt: int) -> dict[str, Any]:
-        times = [self.answer(1, prompt, 1)["first"] for _ in range(2)]
+        times = [self.prefill(1, prompt)["seconds"] for _ in range(2)]
         return {"cold": times[0], "warm": times[1], "programs": []}
 
     def speculate(self, ids: list[int], new: int, draft: str | None) -> dict[str, Any]:
@@ -139,19 +122,6 @@ class System:
             pad_token_id=0, **({"prompt_lookup_num_tokens": 10} if draft else {}),
         )  # fmt: skip
         return {"seconds": self.now() - start, "tokens": made[0, len(ids) :].tolist()}
-
-
-class Watch(BaseStreamer):
-    """When the prompt and each token after it were passed on."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: Any) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
 
 
 def load(settings: Settings, device: str) -> Any:
