@@ -1,5 +1,5 @@
 // Decode attention over part of a cache, on the lanes of the simd header included before this file.
-// Slots are read in the order they lie in memory, all key heads of a slot at once; softmax is the running (online) kind.
+// Slots are read in groups of W, in about the order in which they lie; softmax is the running (online) kind.
 
 inline float exp_(float x) {  // about 1e-7 relative; plain arithmetic, so that loops over it become vector code
   x = x < -87.0f ? -87.0f : x;
@@ -27,48 +27,70 @@ inline float tanh_(float z) {
 
 inline float cap_(float score, float softcap) { return softcap > 0 ? softcap * tanh_(score / softcap) : score; }
 
-// [first, first + count) of a float32 array, or of a 16-bit one widened into scratch.
-inline const float* widen(Type type, const void* data, int64_t first, int64_t count, float* scratch) {
-  if (type == Type::kF32) return static_cast<const float*>(data) + first;
-  const uint16_t* p = static_cast<const uint16_t*>(data) + first;
+// [first, first + count) of a stored array as float32.
+inline void fetch(Type type, const void* data, int64_t first, int64_t count, float* out) {
   int64_t i = 0;
-  auto wide = [&](const uint16_t* from) { return type == Type::kF16 ? load_f16(from) : load_bf16(from); };
-  for (; i + W <= count; i += W) store(scratch + i, wide(p + i));
-  if (i < count) {
-    uint16_t tail[W] = {};
-    float numbers[W];
-    std::memcpy(tail, p + i, (count - i) * 2);
-    store(numbers, wide(tail));
-    std::memcpy(scratch + i, numbers, (count - i) * 4);
+  if (type == Type::kF32) {
+    const float* p = static_cast<const float*>(data) + first;
+    for (; i + W <= count; i += W) store(out + i, load(p + i));
+    for (; i < count; ++i) out[i] = p[i];
+    return;
   }
-  return scratch;
+  const uint16_t* p = static_cast<const uint16_t*>(data) + first;
+  auto wide = [&](const uint16_t* from) { return type == Type::kF16 ? load_f16(from) : load_bf16(from); };
+  for (; i + W <= count; i += W) store(out + i, wide(p + i));
+  if (i == count) return;
+  uint16_t tail[W] = {};
+  float numbers[W];
+  std::memcpy(tail, p + i, (count - i) * 2);
+  store(numbers, wide(tail));
+  std::memcpy(out + i, numbers, (count - i) * 4);
 }
 
-inline void quad_scores(const float* q, const float* const* k, int64_t h, float* out) {
-  V acc[kQuad];
-  for (V& a : acc) a = zero();
+// Up to W rows of h numbers.
+struct Rows {
+  const float* first;
+  int64_t step;
+  int count;
+};
+
+// Products of q with W rows, of which the last may be repeated.
+inline V row_scores(const float* q, const Rows& rows, int64_t h) {
+  V acc[W];
+  const float* row[W];
+  for (int j = 0; j < W; ++j) acc[j] = zero(), row[j] = rows.first + (j < rows.count ? j : rows.count - 1) * rows.step;
   int64_t d = 0;
   for (; d + W <= h; d += W) {
     const V a = load(q + d);
-    for (int i = 0; i < kQuad; ++i) acc[i] = fma(a, load(k[i] + d), acc[i]);
+    for (int j = 0; j < W; ++j) acc[j] = fma(a, load(row[j] + d), acc[j]);
   }
-  for (int i = 0; i < kQuad; ++i) {
-    out[i] = sum(acc[i]);
-    for (int64_t t = d; t < h; ++t) out[i] += q[t] * k[i][t];
-  }
+  if (d == h) return sum_each(acc);
+  float sums[W];
+  store(sums, sum_each(acc));
+  for (; d < h; ++d)
+    for (int j = 0; j < W; ++j) sums[j] += q[d] * row[j][d];
+  return load(sums);
 }
 
-inline void quad_values(const float* p, const float* const* v, int64_t h, float* acc) {
-  V w[kQuad];
-  for (int i = 0; i < kQuad; ++i) w[i] = broadcast(p[i]);
-  int64_t d = 0;
-  for (; d + W <= h; d += W) {
-    V a = load(acc + d);
-    for (int i = 0; i < kQuad; ++i) a = fma(w[i], load(v[i] + d), a);
-    store(acc + d, a);
+// acc += sum of weights[i] * row i, NV vectors of it at a time from lane d on; -> the next lane.
+template <int NV>
+inline int64_t mix_lanes(const float* weights, const Rows& rows, int64_t h, int64_t d, float* acc) {
+  for (; d + NV * W <= h; d += NV * W) {
+    V a[NV];
+    for (int v = 0; v < NV; ++v) a[v] = load(acc + d + v * W);
+    for (int i = 0; i < rows.count; ++i)
+      for (int v = 0; v < NV; ++v) a[v] = fma(broadcast(weights[i]), load(rows.first + i * rows.step + d + v * W), a[v]);
+    for (int v = 0; v < NV; ++v) store(acc + d + v * W, a[v]);
   }
+  return d;
+}
+
+inline void mix_rows(const float* weights, const Rows& rows, int64_t h, float* acc) {
+  int64_t d = mix_lanes<8>(weights, rows, h, 0, acc);
+  d = mix_lanes<4>(weights, rows, h, d, acc);
+  d = mix_lanes<1>(weights, rows, h, d, acc);
   for (; d < h; ++d)
-    for (int i = 0; i < kQuad; ++i) acc[d] += p[i] * v[i][d];
+    for (int i = 0; i < rows.count; ++i) acc[d] += weights[i] * rows.first[i * rows.step + d];
 }
 
 // Brings one head's state (maximum, sum, values) to the scores of one block and turns those into weights.
@@ -87,46 +109,50 @@ inline void softmax_update(float* score, int count, float softcap, float* maximu
   if (keep != 1) for (int64_t d = 0; d < h; ++d) acc[d] *= keep;
 }
 
-struct Block {
+// The keys or the values of row b.
+struct Stored {
   const AttnJob& job;
-  int64_t b, p0;  // row and first position
-  int count;      // positions, at most kSlots
+  const void* cache;
+  int64_t b;
 
-  // Pointers to the rows [K, h] of four positions from p0 + i (the last one repeats past the end).
-  void rows(const void* cache, int i, float* scratch, const float** out) const {
-    const int64_t width = job.K * job.h;
-    for (int j = 0; j < kQuad; ++j) {
-      const int64_t slot = (p0 + (i + j < count ? i + j : count - 1)) % job.S;
-      out[j] = widen(job.cache_type, cache, (b * job.S + slot) * width, width, scratch + j * width);
-    }
+  int64_t place(int64_t p, int64_t kv) const { return ((b * job.S + p % job.S) * job.K + kv) * job.h; }
+
+  // One key head's rows of positions [p, end), at most W, where they lie if that can be; asks for the W after them.
+  Rows rows(int64_t p, int64_t end, int64_t kv, float* copy) const {
+    const int count = static_cast<int>(end - p < W ? end - p : W);
+    const int64_t bytes = job.cache_type == Type::kF32 ? 4 : 2;
+    for (int64_t i = p + W; i < p + 2 * W && i < end; ++i)
+      for (int64_t line = 0; line < job.h * bytes; line += 64)
+        prefetch_far(static_cast<const char*>(cache) + place(i, kv) * bytes + line);
+    if (job.cache_type == Type::kF32 && p % job.S + count <= job.S)
+      return {static_cast<const float*>(cache) + place(p, kv), job.K * job.h, count};
+    for (int i = 0; i < count; ++i) fetch(job.cache_type, cache, place(p + i, kv), job.h, copy + i * job.h);
+    return {copy, job.h, count};
   }
 };
 
 void attend(const AttnJob& job, int64_t b, int64_t p0, int64_t p1, float* part, float* scratch) {
   const int64_t G = job.H / job.K, h = job.h;
   float *maximum = part, *total = part + job.H, *values = total + job.H;
-  float *scores = scratch, *wide = scratch + job.H * kSlots;
+  float *scores = scratch, *copy = scratch + job.H * kSlots;
   for (int64_t j = 0; j < job.H; ++j) maximum[j] = -1e30f, total[j] = 0;
   for (int64_t j = 0; j < job.H * h; ++j) values[j] = 0;
+  const Stored keys{job, job.k, b}, mixed{job, job.v, b};
+  auto by_head = [&](const Stored& stored, int64_t p, int64_t end, auto&& work) {
+    for (int64_t i = p; i < end; i += W)
+      for (int64_t kv = 0; kv < job.K; ++kv) {
+        const Rows rows = stored.rows(i, p1, kv, copy);
+        for (int64_t j = kv * G; j < (kv + 1) * G; ++j) work(j, rows, scores + j * kSlots + (i - p));
+      }
+  };
   for (int64_t p = p0; p < p1; p += kSlots) {
-    const Block block{job, b, p, static_cast<int>(p1 - p < kSlots ? p1 - p : kSlots)};
-    const float *row[kQuad], *head[kQuad];
-    for (int i = 0; i < block.count; i += kQuad) {
-      block.rows(job.k, i, wide, row);
-      for (int64_t j = 0; j < job.H; ++j) {
-        for (int s = 0; s < kQuad; ++s) head[s] = row[s] + j / G * h;
-        quad_scores(job.q + (b * job.H + j) * h, head, h, scores + j * kSlots + i);
-      }
-    }
+    const int64_t end = p1 < p + kSlots ? p1 : p + kSlots;
+    by_head(keys, p, end, [&](int64_t j, const Rows& rows, float* out) {
+      store(out, row_scores(job.q + (b * job.H + j) * h, rows, h));
+    });
     for (int64_t j = 0; j < job.H; ++j)
-      softmax_update(scores + j * kSlots, block.count, job.softcap, maximum + j, total + j, values + j * h, h);
-    for (int i = 0; i < block.count; i += kQuad) {
-      block.rows(job.v, i, wide, row);
-      for (int64_t j = 0; j < job.H; ++j) {
-        for (int s = 0; s < kQuad; ++s) head[s] = row[s] + j / G * h;
-        quad_values(scores + j * kSlots + i, head, h, values + j * h);
-      }
-    }
+      softmax_update(scores + j * kSlots, static_cast<int>(end - p), job.softcap, maximum + j, total + j, values + j * h, h);
+    by_head(mixed, p, end, [&](int64_t j, const Rows& rows, const float* weights) { mix_rows(weights, rows, h, values + j * h); });
   }
 }
 

@@ -71,16 +71,13 @@ struct FloatUnit {
   template <typename Place>
   void queries(int64_t rows, Place&& place) {
     for (int64_t r = 0; r < rows; ++r) {
-      const float* row = widen(job.q_type, job.q_stored, place(r), job.h, keys);
-      for (int64_t d = 0; d < job.h; ++d) q[d * padded + r] = row[d] * job.scale;
+      fetch(job.q_type, job.q_stored, place(r), job.h, keys);
+      for (int64_t d = 0; d < job.h; ++d) q[d * padded + r] = keys[d] * job.scale;
     }
   }
 
   void copy(const KeyBlock& block, const void* from, float* out) const {
-    for (int64_t i = 0; i < block.count; ++i, out += width) {
-      const float* row = widen(block.type, from, block.place(job, kv, i), job.h, out);
-      if (row != out) std::memcpy(out, row, job.h * sizeof(float));
-    }
+    for (int64_t i = 0; i < block.count; ++i) fetch(block.type, from, block.place(job, kv, i), job.h, out + i * width);
   }
 
   void load(const KeyBlock& block) {

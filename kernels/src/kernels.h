@@ -66,8 +66,7 @@ struct AttnJob {
 inline int64_t part_floats(const AttnJob& a) { return a.H * (a.h + 2); }
 
 constexpr int kSlots = 64;  // slots per softmax update
-constexpr int kQuad = 4;    // slots read together
-inline int64_t scratch_floats(const AttnJob& a) { return a.H * kSlots + kQuad * a.K * a.h; }
+inline int64_t scratch_floats(const AttnJob& a) { return kSlots * (a.H + a.h); }
 
 // Queries per call of attend_block, and the floats it needs: see QueryBlock and its units.
 constexpr int64_t kQueryRows = 192;

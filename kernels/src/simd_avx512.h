@@ -13,6 +13,19 @@ inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline float sum(V a) { return _mm512_reduce_add_ps(a); }
+// The sums of sixteen vectors: halves are added across pairs, then quarters, then neighbours within quarters.
+inline V sum_each(const V* a) {
+  V half[8], quarter[4];
+  for (int i = 0; i < 8; ++i)
+    half[i] = add(_mm512_shuffle_f32x4(a[i], a[i + 8], 0x44), _mm512_shuffle_f32x4(a[i], a[i + 8], 0xee));
+  for (int i = 0; i < 4; ++i)
+    quarter[i] = add(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88), _mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd));
+  const V even = add(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
+  const V odd = add(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
+  const V all = add(_mm512_shuffle_ps(even, odd, 0x44), _mm512_shuffle_ps(even, odd, 0xee));
+  return _mm512_shuffle_f32x4(all, all, 0xd8);
+}
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 inline V load_bf16(const uint16_t* p) {

@@ -13,6 +13,8 @@ inline V add(V a, V b) { return a + b; }
 inline V mul(V a, V b) { return a * b; }
 inline V fma(V a, V b, V c) { return a * b + c; }
 inline float sum(V a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+inline V sum_each(const V* a) { return V{sum(a[0]), sum(a[1]), sum(a[2]), sum(a[3])}; }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 inline float as_float(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }

@@ -98,17 +98,17 @@ inline float block_integers(const float* x, int pieces, int32_t* out, float* tot
   return top / limit + (*total - *total);
 }
 
-// Signed base-256 digit `piece` (most significant first) of an integer.
-inline int8_t digit(int32_t value, int pieces, int piece) {
-  for (int i = pieces - 1; i > piece; --i) value = (value - static_cast<int8_t>(value)) >> 8;
-  return static_cast<int8_t>(value);
-}
-
+// Places a block's integers as signed base-256 digits, with its scale and correction.
 void write_block(char* unit, bool four, int pieces, int64_t i, const int32_t* x, float scale) {
   const int64_t part = i % (four ? 4 : 2);  // which of the step's blocks
-  for (int piece = 0; piece < pieces; ++piece) {
-    int8_t* bytes = reinterpret_cast<int8_t*>(unit) + piece * (four ? 128 : 64) + part * (four ? 16 : 32);
-    for (int e = 0; e < kBlock; ++e) bytes[four ? e % 16 + e / 16 * 64 : e] = digit(x[e], pieces, piece);
+  for (int half = 0; half < 2; ++half) {
+    char* bytes = unit + part * (four ? 16 : 32) + half * (four ? 64 : 16);
+    __m512i rest = _mm512_loadu_si512(x + 16 * half);
+    for (int piece = pieces - 1; piece >= 0; --piece) {
+      const __m128i digits = _mm512_cvtepi32_epi8(rest);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + piece * (four ? 128 : 64)), digits);
+      rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, _mm512_cvtepi8_epi32(digits)), 8);
+    }
   }
   const int lanes = four ? 4 : 8;
   float* scales = reinterpret_cast<float*>(unit + 64 * pieces * (four ? 2 : 1)) + part * lanes;
