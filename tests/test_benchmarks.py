@@ -404,6 +404,7 @@ def test_what_a_peer_cannot_do_is_noted_and_left_out(bench):
 
     made = Bench("test", bench.settings, [], 1)
     made.workers = [*bench.workers, Peer()]
+    made.probe = bench.probe
     answers = made.turns("a try", "prefill", batch=1, prompt=4)
     assert list(answers) == ["jaxlm"] and made.notes == ["not measured: peer: no compiler"]
 

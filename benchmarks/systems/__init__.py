@@ -16,8 +16,9 @@ SYSTEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transformers": ("benchmarks.systems.torch_system", "transformers", {"compiled": False}),
     "torch-compile": ("benchmarks.systems.torch_system", "transformers", {"compiled": True}),
     "llama-cpp": ("benchmarks.systems.llama_system", "llama_cpp", {}),
+    "ceilings": ("benchmarks.systems.ceilings_system", "jax", {}),
 }
-PEERS = tuple(SYSTEMS)[1:]
+PEERS = ("transformers", "torch-compile", "llama-cpp")
 
 
 class Settings(NamedTuple):
