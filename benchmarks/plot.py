@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from benchmarks.questions import median
 from benchmarks.turns import BenchError
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -44,7 +45,7 @@ def draw_lines(panel: Any, table: dict[str, Any], column: str) -> None:
         points = [(row["x"], row[column]) for row in table["rows"] if row["system"] == system]
         x, values = zip(*points, strict=True)
         style = {"linestyle": "--", "color": "grey"} if system == "limit" else {"marker": "o", "capsize": 3}
-        panel.errorbar(x, [middle(v) for v in values], yerr=whiskers(values), label=system, **style)
+        panel.errorbar(x, [median(v) for v in values], yerr=whiskers(values), label=system, **style)
     panel.set(xscale="log", yscale="log", xlabel=table["x"], ylabel=column)
     panel.legend(fontsize=8)
 
@@ -54,13 +55,9 @@ def draw_bars(panel: Any, table: dict[str, Any], column: str) -> None:
     rows = [row for row in table["rows"] if row.get(column) is not None]
     values = [row[column] for row in rows]
     colours = ["lightgrey" if row["system"] == "limit" else "tab:blue" for row in rows]
-    panel.bar(range(len(rows)), [middle(v) for v in values], yerr=whiskers(values), color=colours, capsize=3)
+    panel.bar(range(len(rows)), [median(v) for v in values], yerr=whiskers(values), color=colours, capsize=3)
     panel.set_xticks(range(len(rows)), [row["system"] for row in rows], rotation=30, ha="right", fontsize=8)
     panel.set_ylabel(column)
-
-
-def middle(value: Any) -> float:
-    return value["median"] if isinstance(value, dict) else value
 
 
 def whiskers(values: Any) -> list[list[float]]:

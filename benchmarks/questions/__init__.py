@@ -54,6 +54,25 @@ def rates(answers: Answers, work: float) -> dict[str, list[float]]:
     return {name: [work / answer["seconds"] for answer in turns] for name, turns in answers.items() if turns}
 
 
+def median(value: Any) -> float:
+    """Of a spread, or of a number alone."""
+    return value["median"] if isinstance(value, dict) else value
+
+
+def compute_rows(
+    bench: Bench, found: dict[str, list[float]], column: str, work: int, flops: float, **more: Any
+) -> list[dict[str, Any]]:
+    """Rows of token rates, jaxlm's first, with their share of the matrix-product rate (MFU), and the limit's; `flops`
+    are those of `work` tokens."""
+    limit = work * bench.ceiling("matmul_rate") / flops
+    rows = [
+        {"system": name, **more, column: spread(values), "MFU": scaled(values, 1 / limit),
+         "seconds": spread([work / value for value in values])}
+        for name, values in found.items()
+    ]  # fmt: skip
+    return [*rows, {"system": "limit", **more, column: limit, "MFU": 1.0, "seconds": work / limit}]
+
+
 def beside_peers(found: dict[str, list[float]], what: str, better: str = "higher") -> dict[str, Ratio]:
     """Ratios of jaxlm's median to each peer's."""
     ours = spread(found["jaxlm"])["median"]

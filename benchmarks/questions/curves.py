@@ -5,7 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.questions import Ratio, Result, Table, beside_peers, least_seconds, rates, scaled, spread, step_bytes
+from benchmarks.questions import (
+    Ratio,
+    Result,
+    Table,
+    beside_peers,
+    compute_rows,
+    least_seconds,
+    median,
+    rates,
+    scaled,
+    spread,
+    step_bytes,
+)
 from benchmarks.turns import Answers, Bench
 
 
@@ -88,19 +100,15 @@ def decode_curve(bench: Bench, args: argparse.Namespace, decoded: dict[int, Answ
 
 def prefill_curve(bench: Bench, args: argparse.Namespace, prefilled: dict[int, Answers]) -> Result:
     """Prefill tokens/s and MFU at each length."""
-    rate = bench.ceiling("matmul_rate")
     prices = bench.jaxlm.ask("prompt_costs", batch=args.batch, lengths=list(prefilled))
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     shares: list[float] = []
     for (n, answers), price in zip(prefilled.items(), prices, strict=True):
-        work, flops = args.batch * n, price["prefill"]
-        found = rates(answers, work)
-        for name, values in found.items():
-            share = scaled(values, flops / work / rate)
-            rows.append({"system": name, "x": n, "prefill tok/s": spread(values), "MFU": share})
-        rows.append({"system": "limit", "x": n, "prefill tok/s": work * rate / flops, "MFU": 1.0})
-        shares.append(spread(found["jaxlm"])["median"] * flops / work / rate)
+        found = rates(answers, args.batch * n)
+        made = compute_rows(bench, found, "prefill tok/s", args.batch * n, price["prefill"], x=n)
+        shares.append(median(made[0]["MFU"]))
+        rows += made
         ratios |= beside_peers(found, f"prefill of {n}")
     ratios["prefill MFU, longest"] = Ratio(shares[-1])
     return Result([Table(f"prefill of {args.batch} by length", rows, "tokens")], ratios)
