@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxlm import cpu
 from jaxlm.config import AttentionSpec, LatentAttentionSpec, ModelConfig
 from jaxlm.errors import RequestError
 
@@ -100,12 +101,27 @@ def slot_positions(lengths: jax.Array, slots: int) -> jax.Array:
 
 def write(cache: KVCache, new: tuple[tuple[KV | None, ...], ...], counts: jax.Array) -> KVCache:
     """The cache after each row's first `counts` [B] new tokens; new[i][j] is KV [R,B,T,K,h]."""
-    def put(old: jax.Array, values: jax.Array) -> jax.Array:
-        slots = write_slots(cache.lengths, counts, values.shape[2], old.shape[2])
-        rows = jnp.arange(old.shape[1], dtype=jnp.int32)[:, None]
-        return old.at[:, rows, slots].set(values.astype(old.dtype), mode="drop")
+    layers = jax.tree.map(lambda old, values: put(old, values, cache.lengths, counts), cache.layers, new)
+    return KVCache(layers, cache.lengths + counts)
 
-    return KVCache(jax.tree.map(put, cache.layers, new), cache.lengths + counts)
+
+@jax.custom_jvp
+def put(old: jax.Array, values: jax.Array, lengths: jax.Array, counts: jax.Array) -> jax.Array:
+    """[R,B,S,K,h] with the first `counts` [B] of values [R,B,T,K,h] in their slots. The kernel has no gradient."""
+    written = cpu.write(old, values, lengths, counts)
+    return scatter(old, values, lengths, counts) if written is None else written
+
+
+@put.defjvp
+def put_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(scatter, primals, tangents)
+
+
+def scatter(old: jax.Array, values: jax.Array, lengths: jax.Array, counts: jax.Array) -> jax.Array:
+    """The same, by XLA."""
+    slots = write_slots(lengths, counts, values.shape[2], old.shape[2])
+    rows = jnp.arange(old.shape[1], dtype=jnp.int32)[:, None]
+    return old.at[:, rows, slots].set(values.astype(old.dtype), mode="drop")
 
 
 def write_slots(lengths: jax.Array, counts: jax.Array, tokens: int, slots: int) -> jax.Array:

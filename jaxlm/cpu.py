@@ -114,6 +114,25 @@ def attention(
     return mixed.astype(q.dtype)
 
 
+def write(old: jax.Array, values: jax.Array, lengths: jax.Array, counts: jax.Array) -> jax.Array | None:
+    """A cache [R,B,S,K,h] with the first `counts` [B] of values [R,B,T,K,h] in their slots, in place; or None."""
+    module = kernels()
+    if module is None or old.dtype.name not in FLOATS:
+        return None
+    return module.write(old, values.astype(stacked_dtype(old.dtype)), lengths, counts)
+
+
+def stacked_dtype(dtype: Any) -> Any:
+    """What a loop stacks results in that are meant for an array of `dtype`: a 16-bit stack is rewritten as a whole."""
+    narrow = jnp.dtype(dtype) == jnp.bfloat16 and jax.default_backend() == "cpu"
+    return jnp.dtype(jnp.float32) if narrow else jnp.dtype(dtype)
+
+
+def cache_dtype(dtype: str) -> str:
+    """The dtype of a cache that is written once per token, for a model of `dtype`."""
+    return dtype if jax.default_backend() != "cpu" or (kernels() and dtype == "bfloat16") else "float32"
+
+
 def usable() -> bool:
     """Whether a call should leave its layers in their stacks for the kernels."""
     return kernels() is not None

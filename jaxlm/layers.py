@@ -107,8 +107,8 @@ def run_segment(
 
 
 def as_stored(kv: KV, past: Past) -> KV:
-    """As wide as the cache, before stacking: XLA's CPU backend stacks 16-bit results by rewriting the whole stack."""
-    return jax.tree.map(lambda a, old: a.astype(old.dtype), kv, past.kv)
+    """In the dtype in which they are stacked for the cache."""
+    return jax.tree.map(lambda a, old: a.astype(cpu.stacked_dtype(old.dtype)), kv, past.kv)
 
 
 def repeat_unit(unit: Any, x: jax.Array, params: Any, cached: Any, inputs: Any, repeat: int) -> tuple[jax.Array, Any]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxlm import cpu
 from jaxlm.cache import KVCache, grow, init_cache
 from jaxlm.config import ModelConfig
 from jaxlm.model import extend, lm_head, with_precision
@@ -155,8 +156,8 @@ def start(params: Params, config: ModelConfig, prompts: list[list[int]], setting
 
 
 def cache_dtype(config: ModelConfig) -> str:
-    """The config's, but float32 on a CPU, where XLA widens and rewrites a whole 16-bit cache for every token."""
-    return "float32" if jax.default_backend() == "cpu" else config.dtype
+    """The config's, but float32 where XLA would widen and rewrite a whole 16-bit cache for every token."""
+    return cpu.cache_dtype(config.dtype)
 
 
 def chunk_plan(longest: int, slots: int) -> list[tuple[int, int, int]]:

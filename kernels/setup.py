@@ -17,14 +17,12 @@ def jaxlib_headers() -> str | None:
 
 
 headers = jaxlib_headers()
-handlers, kernels = ["ffi_attention", "ffi_matvec", "probe"], ["isa_amx", "isa_avx2", "isa_avx512", "isa_portable"]
-sources = [*handlers, *kernels, "dispatch", "pool"]
 setup(
     setup_requires=[] if headers else ["jaxlib"],
     ext_modules=[
         Extension(
             "jaxlm_cpu._kernels",
-            sources=[f"src/{name}.cc" for name in sources],
+            sources=sorted(map(str, Path("src").glob("*.cc"))),
             depends=["setup.py", *map(str, Path("src").glob("*.h"))],
             include_dirs=["src"] + ([headers] if headers else []),
             extra_compile_args=["-std=c++17", "-O3", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-pthread"],

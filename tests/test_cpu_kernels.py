@@ -252,6 +252,46 @@ def test_attention_of_a_long_prompt(cached):
     np.testing.assert_allclose(f64(y), attention(q, k_new, v_new, k, v, lengths, 0.25, 0, 0, 0, None), atol=1e-5)
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    seed=seeds, R=st.integers(1, 3), B=st.integers(1, 3), S=st.integers(1, 9), T=st.integers(1, 12),
+    types=st.sampled_from([(d, d) for d in FLOATS] + [(jnp.bfloat16, jnp.float32)]), data=st.data(),
+)  # fmt: skip
+def test_write(seed, R, B, S, T, types, data):
+    """Token by token into a ring; the other slots and the argument stay as they were."""
+    rng = np.random.default_rng(seed)
+    old, new = (jnp.asarray(rng.normal(size=(R, B, n, 2, 3)), d) for n, d in zip((S, T), types, strict=True))
+    lengths, counts = (data.draw(st.lists(st.integers(0, n), min_size=B, max_size=B)) for n in (30, T))
+    expected = np.array(old)
+    for b in range(B):
+        for t in range(counts[b]):
+            expected[:, b, (lengths[b] + t) % S] = np.asarray(new[:, b, t].astype(types[0]))
+    before = np.array(old)
+    written = jaxlm_cpu.write(old, new, jnp.array(lengths, jnp.int32), jnp.array(counts, jnp.int32))
+    np.testing.assert_array_equal(np.asarray(written), expected)
+    np.testing.assert_array_equal(np.asarray(old), before)
+
+
+def test_write_is_in_place_and_rounds_to_even():
+    old, n = jnp.zeros((1, 1, 64, 8, 64), jnp.bfloat16), jnp.zeros((1,), jnp.int32)
+    write = jax.jit(jaxlm_cpu.write, donate_argnums=0)
+    ties = jnp.array([1 + 2**-8, 1 + 3 * 2**-8, jnp.nan, jnp.inf, -jnp.inf, -0.0, 3.4e38, 1e-40], jnp.float32)
+    new = jnp.broadcast_to(ties, (1, 1, 1, 64, 8)).reshape(1, 1, 1, 8, 64)
+    compiled = write.lower(old, new, n, n + 1).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < old.nbytes / 8
+    place = old.unsafe_buffer_pointer()
+    written = write(old, new, n, n + 1)
+    assert written.unsafe_buffer_pointer() == place
+    np.testing.assert_array_equal(np.asarray(written[0, 0, 0, 0, :8]), np.asarray(ties.astype(jnp.bfloat16)))
+
+
+def test_write_refuses_counts_out_of_range():
+    cache, n = jnp.ones((1, 1, 4, 1, 2)), jnp.ones((1,), jnp.int32)
+    for lengths, counts in ((n, 3 * n), (n, -n), (-n, n)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="count outside 0"):
+            jaxlm_cpu.write(cache, cache[:, :, :2], lengths, counts).block_until_ready()
+
+
 def test_wrong_operands_are_refused_by_name():
     x, w = jnp.ones((1, 64)), jnp.ones((3, 64))
     q4 = jaxlm_cpu.Q4(jnp.ones((3, 32), jnp.uint8), jnp.ones((3, 2)), jnp.ones((3, 2)))
@@ -278,6 +318,9 @@ def test_wrong_operands_are_refused_by_name():
         ("window", lambda: attend(q, new, new, cache, cache, n, window=-1)),
         ("chunk", lambda: attend(q, new, new, cache, cache, n, chunk=-1)),
         ("sinks", lambda: attend(q, new, new, cache, cache, n, sinks=jnp.ones((3,)))),
+        ("differ in their third", lambda: jaxlm_cpu.write(cache[None], new[None, :, :, :1], n, n)),
+        ("new has dtype", lambda: jaxlm_cpu.write(cache[None], new[None].astype(jnp.int32), n, n)),
+        ("counts must be", lambda: jaxlm_cpu.write(cache[None], new[None], n, n[:0])),
     ]
     for text, call in cases:
         with pytest.raises(ValueError, match=text):

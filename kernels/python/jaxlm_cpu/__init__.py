@@ -16,7 +16,7 @@ from jaxlm_cpu._library import isa, matrix_unit, read_bandwidth, threads
 
 __all__ = [
     "Q4", "Q8", "attention", "isa", "matrix_unit", "matvec", "matvec_q4", "matvec_q8", "on_matrix_unit",
-    "read_bandwidth", "threads",
+    "read_bandwidth", "threads", "write",
 ]  # fmt: skip
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -227,3 +227,23 @@ def attention(
     operands = (q, k_new, v_new, k_cache, v_cache, _layer(layer, k_cache.ndim == 5), lengths, sink_logits)
     numbers = {"scale": np.float32(h**-0.5 if scale is None else scale), "softcap": np.float32(softcap)}
     return call(*operands, **numbers, window=np.int64(window), chunk=np.int64(chunk))
+
+
+def write(cache: jax.Array, new: jax.Array, lengths: jax.Array, counts: jax.Array) -> jax.Array:
+    """The cache with the first counts [B] of the new tokens in their slots; in place where XLA may reuse the operand.
+
+    cache: float32, bfloat16 or float16 [R, B, S, K, h]; new: [R, B, T, K, h] in the cache's dtype, or float32 for a
+    bfloat16 cache; lengths: int32 [B], tokens stored so far. Token t goes to slot (length + t) mod S; of more than S
+    tokens the last S stay.
+    """
+    _require(cache.ndim == 5 and new.ndim == 5, f"cache and new must have 5 axes, got {cache.shape} and {new.shape}")
+    same = cache.shape[:2] + cache.shape[3:] == new.shape[:2] + new.shape[3:]
+    _require(same, f"cache has shape {cache.shape}, new {new.shape}: they may differ in their third axis only")
+    _dtype("cache", cache, FLOATS)
+    _dtype("new", new, (cache.dtype.name, "float32") if cache.dtype == jnp.bfloat16 else (cache.dtype.name,))
+    for name, a in (("lengths", lengths), ("counts", counts)):
+        _dtype(name, a, ("int32",))
+        _require(a.shape == cache.shape[1:2], f"{name} must be {cache.shape[1:2]}, got {a.shape}")
+    result = jax.ShapeDtypeStruct(cache.shape, cache.dtype)
+    call = jax.ffi.ffi_call("jaxlm_cpu_write", result, vmap_method="sequential", input_output_aliases={0: 0})
+    return call(cache, new, lengths, counts)

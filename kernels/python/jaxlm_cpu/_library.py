@@ -5,7 +5,7 @@ import importlib.util
 
 import jax
 
-TARGETS = ("jaxlm_cpu_matvec", "jaxlm_cpu_matvec_quant", "jaxlm_cpu_attention")
+TARGETS = ("jaxlm_cpu_matvec", "jaxlm_cpu_matvec_quant", "jaxlm_cpu_attention", "jaxlm_cpu_write")
 
 
 def _load() -> ctypes.CDLL:
