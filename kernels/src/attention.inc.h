@@ -40,11 +40,9 @@ inline void fetch(Type type, const void* data, int64_t first, int64_t count, flo
   auto wide = [&](const uint16_t* from) { return type == Type::kF16 ? load_f16(from) : load_bf16(from); };
   for (; i + W <= count; i += W) store(out + i, wide(p + i));
   if (i == count) return;
-  uint16_t tail[W] = {};
-  float numbers[W];
-  std::memcpy(tail, p + i, (count - i) * 2);
-  store(numbers, wide(tail));
-  std::memcpy(out + i, numbers, (count - i) * 4);
+  float rest[W];
+  store(rest, load_part(type == Type::kF16, p + i, static_cast<int>(count - i)));
+  std::memcpy(out + i, rest, (count - i) * 4);
 }
 
 // Up to W rows of h numbers.

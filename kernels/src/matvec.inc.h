@@ -3,7 +3,7 @@
 // a single sequential stream, which is what memory serves fastest.
 
 constexpr int kVectors = kBlock / W;  // registers per decoded block
-constexpr int kPrefetch = 1024;       // bytes ahead of the read
+constexpr int kPrefetch = 2048;       // bytes ahead of the read
 
 // How a block of 32 float weights decodes.
 struct RowF32 {

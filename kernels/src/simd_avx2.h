@@ -31,6 +31,13 @@ inline V load_bf16(const uint16_t* p) {
 }
 inline V load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
+// The first count < W of them, and zeros; nothing past them is read.
+inline V load_part(bool f16, const uint16_t* p, int count) {
+  uint16_t part[W] = {};
+  std::memcpy(part, p, count * sizeof(uint16_t));
+  return f16 ? load_f16(part) : load_bf16(part);
+}
+
 inline void decode_bf16(const uint16_t* p, V* out) {
   for (int i = 0; i < 2; ++i) {
     __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);

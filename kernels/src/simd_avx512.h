@@ -32,6 +32,11 @@ inline V load_bf16(const uint16_t* p) {
   __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
 }
+// The first count < 16 of them, and zeros; nothing past them is read.
+inline V load_part(bool f16, const uint16_t* p, int count) {
+  const __m256i a = _mm256_maskz_loadu_epi16((1u << count) - 1, p);
+  return f16 ? _mm512_cvtph_ps(a) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16));
+}
 inline V load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 
 inline void decode_bf16(const uint16_t* p, V* out) {

@@ -28,6 +28,13 @@ inline float f16(uint16_t v) {
 inline V load_bf16(const uint16_t* p) { V a; for (int i = 0; i < W; ++i) a[i] = as_float(uint32_t{p[i]} << 16); return a; }
 inline V load_f16(const uint16_t* p) { return V{f16(p[0]), f16(p[1]), f16(p[2]), f16(p[3])}; }
 
+// The first count < W of them, and zeros; nothing past them is read.
+inline V load_part(bool f16, const uint16_t* p, int count) {
+  uint16_t part[W] = {};
+  std::memcpy(part, p, count * sizeof(uint16_t));
+  return f16 ? load_f16(part) : load_bf16(part);
+}
+
 inline void decode_bf16(const uint16_t* p, V* out) {
   for (int i = 0; i < kBlock / W; ++i) out[i] = load_bf16(p + W * i);
 }

@@ -14,12 +14,6 @@ template <bool kFour>
 constexpr int step_blocks() { return kFour ? 4 : 2; }
 constexpr int64_t unit_bytes(bool four, int pieces) { return 64 * (four ? 2 * pieces + 1 : pieces + 2); }
 
-// Scales or mins of `count` blocks (groups wider than a block repeat theirs), zero up to a multiple of 16.
-inline void block_numbers(const MatJob& job, const void* data, int64_t group0, int count, float* out) {
-  expand_numbers(job, data, group0, count, out);
-  for (int i = count; i % W; ++i) out[i] = 0;
-}
-
 template <bool kFour>
 inline __m512i load_weights(const char* p, int blocks) {
   constexpr int R = step_blocks<kFour>();
@@ -35,6 +29,7 @@ void int_rows(const MatJob& job, int64_t b0, int64_t n0, int64_t n1) {
                               : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
   const __m512i nibble = _mm512_set1_epi8(15), flip = _mm512_set1_epi8(-128);
   const float* sums = job.xq->sums + b0 * padded;
+  V sums_of[NB][W];  // of up to W rows of weights, whose lanes are summed together
   for (int64_t n = n0; n < n1; ++n) {
     const char *w = static_cast<const char*>(job.w) + n * blocks * kBytes;
     const char *x = job.xq->stream + b0 * (padded / R) * kUnit;
@@ -44,8 +39,8 @@ void int_rows(const MatJob& job, int64_t b0, int64_t n0, int64_t n1) {
       const int count = static_cast<int>(blocks - i0 < kSegment ? blocks - i0 : kSegment);
       const int64_t group0 = n * groups + (i0 >> job.group_shift);
       float scale[kSegment + W], min[kSegment + W];
-      block_numbers(job, job.scale, group0, count, scale);
-      if (kFour && job.min) block_numbers(job, job.min, group0, count, min);
+      expand_numbers(job, job.scale, group0, count, scale);
+      if (kFour && job.min) expand_numbers(job, job.min, group0, count, min);
       for (int i = 0; kFour && i < count; i += W) {
         const V m = job.min ? load(min + i) : mul(load(scale + i), broadcast(-8.0f));
         for (int b = 0; b < NB; ++b) acc[b] = fma(m, load(sums + b * padded + i0 + i), acc[b]);
@@ -71,7 +66,15 @@ void int_rows(const MatJob& job, int64_t b0, int64_t n0, int64_t n1) {
         }
       }
     }
-    for (int b = 0; b < NB; ++b) job.y[(b0 + b) * job.N + n] = sum(acc[b]);
+    const int64_t held = (n - n0) % W;
+    for (int b = 0; b < NB; ++b) sums_of[b][held] = acc[b];
+    if (held < W - 1 && n < n1 - 1) continue;
+    for (int b = 0; b < NB; ++b) {
+      float total[W];
+      for (int64_t i = held + 1; i < W; ++i) sums_of[b][i] = zero();
+      store(total, sum_each(sums_of[b]));
+      std::memcpy(job.y + (b0 + b) * job.N + n - held, total, (held + 1) * sizeof(float));
+    }
   }
 }
 
