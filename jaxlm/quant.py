@@ -14,13 +14,15 @@ import numpy as np
 from jaxlm.errors import RequestError
 
 GROUP = 32  # Neighbours that share a scale; that of GGUF's Q4_0, Q4_1 and Q8_0.
-KINDS = ("int8", "int4")
+KINDS = ("int8", "int4", "fp8")
+FP8 = jnp.float8_e4m3fn  # 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et al. 2022).
+FP8_MOST = 448.0  # The largest finite one.
 Array = Any  # A jax.Array, or a numpy array while a model is being loaded.
 LARGE = 16384  # Numbers in a layer's weight from which copying it out would show.
 
 
 class Q8(NamedTuple):
-    """value = scale * integer. values int8 [..., N], scales [..., N / group]."""
+    """value = scale * number. values int8 or float8_e4m3fn [..., N], scales [..., N / group]; one group may be all N."""
 
     values: Array
     scales: Array
@@ -30,7 +32,7 @@ class Q4(NamedTuple):
     """value = scale * q + min with q from 0 to 15; without mins, value = scale * (q - 8).
 
     packed uint8 [..., N / 2]: of every 32 neighbours, byte j holds number j in its low half and number 16 + j in its
-    high half, as in GGUF's blocks. scales, mins [..., N / group].
+    high half, as in GGUF's blocks; or uint4 [..., N], in order (`for_backend`). scales, mins [..., N / group].
     """
 
     packed: Array
@@ -98,21 +100,31 @@ def _scaled(integers: jax.Array, scales: jax.Array, mins: jax.Array | None, dtyp
 
 
 def unpack(packed: jax.Array) -> jax.Array:
-    """Two numbers from 0 to 15 out of every byte: uint8 [..., N / 2] -> uint8 [..., N]."""
+    """Two numbers from 0 to 15 out of every byte: uint8 [..., N / 2], or uint4 [..., N] -> uint8 [..., N]."""
+    if packed.dtype == jnp.uint4:
+        return packed.astype(jnp.uint8)
     blocks = packed.reshape(*packed.shape[:-1], -1, GROUP // 2)
     both = jnp.concatenate([blocks & jnp.uint8(15), blocks >> jnp.uint8(4)], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
 
 
-def quantize(array: np.ndarray, kind: str, group: int = GROUP) -> Any:
-    """Round an array to "int8" (symmetric) or "int4" (with a minimum), `group` neighbours on the last axis to a scale.
+def quantize(array: np.ndarray, kind: str, group: int = GROUP, name: str = "a weight") -> Any:
+    """Round an array to "int8" (symmetric), "int4" (with a minimum) or "fp8", neighbours on the last axis to a scale.
 
-    numpy in, numpy leaves out; scales in float16. Raises RequestError if the group does not divide the axis.
+    numpy in, numpy leaves out. `group` neighbours share a float16 scale. fp8 has an exponent of its own and needs but
+    one float32 scale for the whole axis, which brings its largest number to 448; so the scale can be applied after a
+    product, as hardware's fp8 products want. Raises RequestError if the group does not divide the axis, or for a number
+    that is not finite or beyond float16.
     """
     if kind not in KINDS:
         raise RequestError(f"quantize is {kind!r}; allowed: {', '.join(KINDS)}")
     if array.shape[-1] % group:
         raise RequestError(f"a weight of shape {list(array.shape)} has no whole groups of {group} along its last axis")
+    highest = np.abs(array).max()
+    if not highest <= np.finfo(np.float16).max:  # NaN compares false.
+        raise RequestError(f"{name} holds {highest}, which cannot be quantised; allowed: finite numbers up to 65504")
+    if kind == "fp8":
+        return _to_fp8(np.asarray(array, np.float32))
     groups = np.asarray(array, np.float32).reshape(*array.shape[:-1], -1, group)
     low, high = groups.min(axis=-1), groups.max(axis=-1)
     if kind == "int8":
@@ -122,6 +134,13 @@ def quantize(array: np.ndarray, kind: str, group: int = GROUP) -> Any:
     numbers = _rounded(groups, scales, mins, 0, 15).astype(np.uint8).reshape(*array.shape[:-1], -1, GROUP)
     packed = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
     return Q4(packed.reshape(*array.shape[:-1], -1), scales, mins)
+
+
+def _to_fp8(array: np.ndarray) -> Q8:
+    scales = np.abs(array).max(axis=-1, keepdims=True) / np.float32(FP8_MOST)
+    # A quotient may round to just above the largest number, and what is beyond it would become NaN.
+    shrunk = np.clip(array / np.where(scales == 0, 1, scales), -FP8_MOST, FP8_MOST)
+    return Q8(shrunk.astype(FP8), scales)
 
 
 def _rounded(groups: np.ndarray, scales: np.ndarray, offset: Any, least: int, most: int) -> np.ndarray:
