@@ -22,7 +22,7 @@ from jaxlm.conversion.source import Source
 from jaxlm.conversion.tensors import TensorInfo, read_raw
 from jaxlm.errors import RequestError
 from jaxlm.params import Param, Params, declare
-from jaxlm.quant import GROUP, KINDS, Q4, Q8, quantize
+from jaxlm.quant import GROUP, KINDS, Q4, Q8, for_backend, quantize
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "table")
 Type = gguf.GGMLQuantizationType
@@ -35,8 +35,8 @@ def load_quantised(
 ) -> tuple[ModelConfig, Params]:
     """As `load_params`, with the large matrices as nodes of jaxlm.quant. Activations and the rest are of `dtype`.
 
-    kind: "int8" or "int4" rounds; "file" keeps the Q4_0, Q4_1 and Q8_0 blocks of a GGUF file bit by bit and rounds
-    other block types to int8. Raises RequestError for another kind, or for "file" where the file has no blocks.
+    kind: "int8", "int4" or "fp8" rounds; "file" keeps the Q4_0, Q4_1 and Q8_0 blocks of a GGUF file bit by bit and
+    rounds other block types to int8. Raises RequestError for another kind, or for "file" where the file has no blocks.
     """
     if kind not in (*KINDS, "file"):
         raise RequestError(f"quantize is {kind!r}; allowed: {', '.join(KINDS)}, file")
@@ -57,7 +57,7 @@ def load_quantised(
         done += math.prod(shape if layer is None else shape[1:])
         if progress:
             progress(done, total)
-    ordered = iter([jax.tree.map(jax.device_put, stacks.pop(name)) for name in declared])
+    ordered = iter([for_backend(jax.tree.map(jax.device_put, stacks.pop(name))) for name in declared])
     return config, jax.tree.map(lambda _: next(ordered), declare(config), is_leaf=lambda leaf: isinstance(leaf, Param))
 
 
@@ -79,13 +79,13 @@ def _slices(source: Source, kind: str, config: ModelConfig, declared: dict[str, 
             step = blocks[name, layer]
             yield name, layer, functools.partial(_stored, source.tensors[step.sources[0]], step)
         elif name.split(".")[-1] in MATRICES and declared[name].shape[-1] % GROUP == 0:
-            yield name, layer, functools.partial(_rounded, make_wide, "int8" if kind == "file" else kind)
+            yield name, layer, functools.partial(_rounded, make_wide, "int8" if kind == "file" else kind, name)
         else:
             yield name, layer, make
 
 
-def _rounded(make: Callable[[], np.ndarray], kind: str) -> Any:
-    return quantize(make(), kind)
+def _rounded(make: Callable[[], np.ndarray], kind: str, name: str) -> Any:
+    return quantize(make(), kind, name=name)
 
 
 def _block_steps(source: Source) -> Iterator[tuple[tuple[str, int | None], Step]]:

@@ -19,12 +19,15 @@ HALVES = ("bfloat16", "float16")
 SPLASH_STEP = 128  # Splash attention takes whole multiples of this many tokens.
 
 
-def backend() -> str:
-    """"gpu", "tpu", or "" where no kernel is to be used."""
+def platform() -> str:
+    """"gpu", "tpu", or "" where nothing is to be done for either."""
     off = os.environ.get("JAXLM_KERNELS", "1") == "0"
-    # XLA cannot split a Mosaic kernel over several devices by itself.
-    alone = jax.default_backend() == "gpu" or jax.device_count() == 1
-    return jax.default_backend() if not off and alone and jax.default_backend() in ("gpu", "tpu") else ""
+    return jax.default_backend() if not off and jax.default_backend() in ("gpu", "tpu") else ""
+
+
+def backend() -> str:
+    """"gpu", "tpu", or "" where no kernel is to be used: XLA cannot split a Mosaic kernel over several devices."""
+    return "" if platform() == "tpu" and jax.device_count() > 1 else platform()
 
 
 def serves(on: str, q: jax.Array, seen: Any, spec: AttentionSpec, sinks: jax.Array | None) -> bool:

@@ -118,7 +118,8 @@ def parser() -> argparse.ArgumentParser:
 def add_model_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--model", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     sub.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: that of the file")
-    sub.add_argument("--quantize", choices=("int8", "int4", "file"), help="round weights, or keep a GGUF file's blocks")
+    kinds = ("int8", "int4", "fp8", "file")
+    sub.add_argument("--quantize", choices=kinds, help="round weights, or keep a GGUF file's blocks")
     sub.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
 
 

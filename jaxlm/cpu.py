@@ -76,8 +76,8 @@ def input_axes(spec: str) -> int:
 
 def _fits(stack: Any) -> bool:
     if isinstance(stack, (Q8, Q4)):
-        served = isinstance(stack, Q4) and stack.packed.dtype == "uint8" or isinstance(stack, Q8) and stack.values.dtype == "int8"
-        return served and stack.scales.dtype.name in FLOATS
+        stored = "int8" if isinstance(stack, Q8) else "uint8"
+        return stack[0].dtype.name == stored and stack.scales.dtype.name in FLOATS
     return isinstance(stack, jax.Array) and stack.dtype.name in FLOATS
 
 

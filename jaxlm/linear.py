@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxlm import cpu
+from jaxlm import cpu, narrow
 from jaxlm.quant import cut, is_weight, widen
 
 
@@ -44,6 +44,9 @@ def wide_product(spec: str, x: jax.Array, weight: Any) -> jax.Array:
     """The product in float32."""
     weight = cut(weight)
     if is_weight(weight):
+        made = narrow.product(spec, x, weight)
+        if made is not None:
+            return made
         weight = widen(weight, x.dtype)
     # A narrow result type would leave the fast path of several backends: accumulate wide, cast after.
     return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)

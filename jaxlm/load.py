@@ -38,8 +38,8 @@ def load(
     """A model ready to run, from a Hugging Face folder, a GGUF file, a jaxlm checkpoint, a known name or a hub id.
 
     dtype: "float32", "bfloat16" or "float16"; None keeps the file's (float32 for what a GGUF file stores in blocks).
-    quantize: "int8" or "int4" rounds the large matrices, 32 neighbours sharing a scale; "file" keeps the blocks of a
-    GGUF file as they are stored; activations stay in dtype.
+    quantize: "int8" or "int4" rounds the large matrices, 32 neighbours sharing a scale, "fp8" to 8-bit floats with a
+    scale per row; "file" keeps the blocks of a GGUF file as they are stored; activations stay in dtype.
     progress is called with the bytes done and the bytes in all. Raises CheckpointError, ConfigError or TokenizerError,
     which name the file, tensor or field, for anything missing, damaged or not understood.
     """

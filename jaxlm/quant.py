@@ -22,7 +22,7 @@ LARGE = 16384  # Numbers in a layer's weight from which copying it out would sho
 
 
 class Q8(NamedTuple):
-    """value = scale * number. values int8 or float8_e4m3fn [..., N], scales [..., N / group]; one group may be all N."""
+    """value = scale * number. values int8 or float8_e4m3fn [..., N], scales [..., N / group], the group up to all N."""
 
     values: Array
     scales: Array
@@ -106,6 +106,13 @@ def unpack(packed: jax.Array) -> jax.Array:
     blocks = packed.reshape(*packed.shape[:-1], -1, GROUP // 2)
     both = jnp.concatenate([blocks & jnp.uint8(15), blocks >> jnp.uint8(4)], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
+
+
+def for_backend(node: Any) -> Any:
+    """A weight as this backend reads it best: 4-bit numbers in order, as XLA's own type, on a GPU or TPU."""
+    if isinstance(node, Q4) and jax.default_backend() in ("gpu", "tpu"):
+        return node._replace(packed=jax.jit(lambda packed: unpack(packed).astype(jnp.uint4))(node.packed))
+    return node
 
 
 def quantize(array: np.ndarray, kind: str, group: int = GROUP, name: str = "a weight") -> Any:

@@ -16,7 +16,7 @@ ORDER = [
     {"spec"},
     {"config"},
     {"params", "sharding"},
-    {"quant", "cpu", "linear", "norm", "rope", "cache", "visible", "accelerator", "gpu", "tpu"},
+    {"quant", "cpu", "linear", "norm", "rope", "cache", "visible", "accelerator", "gpu", "tpu", "narrow"},
     {"attention", "ffn", "moe"},
     {"layers", "layer_inputs"},
     {"model", "sample"},

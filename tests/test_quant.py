@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import jaxlm
-from jaxlm import cpu
+from jaxlm import cpu, narrow
 from jaxlm.checkpoints import resolve
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig
 from jaxlm.conversion.plan import Slot, Step
@@ -23,7 +23,7 @@ from jaxlm.conversion.transforms import PairedRows, Same
 from jaxlm.errors import JaxlmError, RequestError
 from jaxlm.linear import project
 from jaxlm.params import Param, init_params
-from jaxlm.quant import Q4, Q8, Layer, cut, is_weight, pick, quantize, unpack, widen
+from jaxlm.quant import Q4, Q8, Layer, cut, for_backend, is_weight, pick, quantize, unpack, widen
 
 matrices = arrays.arrays(
     np.float32, st.tuples(st.integers(1, 3), st.sampled_from([32, 64])), elements=st.floats(-8, 8, width=32)
@@ -38,6 +38,65 @@ def test_rounding_moves_no_weight_by_more_than_half_a_step(weights: np.ndarray, 
     # Scales and minima are float16 themselves: a unit in their last place, over the 127 or 15 steps.
     slack = 2.0**-10 * (np.abs(weights).max() + 1e-6)
     assert (np.abs(wide - weights) <= steps / 2 + slack).all()
+
+
+@given(matrices, st.sampled_from([1.0, 2.0**-30, 1000.0]))
+def test_fp8_moves_no_weight_by_more_than_its_grid(weights: np.ndarray, size: float) -> None:
+    """Three bits of mantissa: a sixteenth of the number, or near zero half of the grid's step, 2^-9 times the scale."""
+    weights = weights * np.float32(size)
+    node = quantize(weights, "fp8")
+    assert node.values.dtype == jnp.float8_e4m3fn and node.scales.shape == (*weights.shape[:-1], 1)
+    wide = np.asarray(widen(jax.tree.map(jnp.asarray, node), "float32"))
+    assert (np.abs(wide - weights) <= np.abs(weights) * (1 / 16 + 1e-6) + node.scales * 2.0**-10 + 1e-38).all()
+    # The largest of a row comes back as itself: nothing overflowed to NaN or was cut off.
+    rows, top = np.arange(len(weights)), np.abs(weights).argmax(axis=-1)
+    np.testing.assert_allclose(wide[rows, top], weights[rows, top], rtol=1e-6, atol=1e-38)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e5])
+def test_what_no_scale_can_hold_is_refused_by_name(kind: str, bad: float) -> None:
+    weights = np.ones((2, 32), np.float32)
+    weights[1, 3] = bad
+    with pytest.raises(RequestError, match=r"layers\.down holds (nan|inf|100000)"):
+        quantize(weights, kind, name="layers.down")
+
+
+def test_the_kernels_are_not_given_what_they_cannot_read() -> None:
+    weights = np.ones((2, 64), np.float32)
+    assert not cpu._fits(jax.tree.map(jnp.asarray, quantize(weights, "fp8")))
+    packed = jax.tree.map(jnp.asarray, quantize(weights, "int4"))
+    assert cpu._fits(packed) and not cpu._fits(packed._replace(packed=unpack(packed.packed).astype(jnp.uint4)))
+
+
+@pytest.mark.parametrize("on", ["gpu", "tpu"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0", "fp8"])
+@pytest.mark.parametrize(("spec", "rows"), [("BTD,FD->BTF", 1), ("BTHh,DHh->BTD", 3), ("BTHh,DHh->BTD", 20)])
+def test_products_of_narrow_numbers_are_those_of_wide_ones(
+    monkeypatch: pytest.MonkeyPatch, on: str, kind: str, spec: str, rows: int
+) -> None:
+    rng = np.random.default_rng(4)
+    shape = (6, 256) if "F" in spec else (6, 2, 64)
+    node = jax.tree.map(jnp.asarray, quantize(rng.normal(size=shape).astype(np.float32), kind.replace("Q4_0", "int4")))
+    monkeypatch.setattr(jax, "default_backend", lambda: on)
+    node = for_backend(node._replace(mins=None) if kind == "Q4_0" else node)
+    x = jnp.asarray(rng.normal(size=(rows, 1, *shape[1:])), jnp.float32)
+    found = narrow.product(spec, x, node)
+    if on == "gpu" and rows > 1:
+        assert found is None
+    else:
+        expected = np.einsum(spec, x, widen(node, "float32"))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_other_layouts_and_backends_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, node = jnp.ones((1, 2, 64)), jax.tree.map(jnp.asarray, quantize(np.ones((2, 3, 64), np.float32), "int4"))
+    assert narrow.product("BTD,HhD->BTHh", x, node) is None  # On a CPU.
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert narrow.product("BTD,HhD->BTHh", x, node) is None  # Two numbers in a byte.
+    node = for_backend(node)
+    assert narrow.product("BTD,HhD->BTHh", x, node) is not None
+    assert narrow.product("BTD,BTD->BT", x, node) is None  # A weight per row, as gathered experts have.
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -60,7 +119,7 @@ def test_halves_of_bytes_come_out_in_order() -> None:
     np.testing.assert_array_equal(unpack(packed), [*range(16), *range(15, -1, -1)])
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_products_and_rows_are_those_of_the_wide_weight(kind: str) -> None:
     rng = np.random.default_rng(1)
     stack = jax.tree.map(jnp.asarray, quantize(rng.normal(size=(3, 4, 8, 64)).astype(np.float32), kind))
@@ -136,9 +195,10 @@ def test_kernels_give_what_xla_gives(monkeypatch: pytest.MonkeyPatch, dtype: str
     np.testing.assert_allclose(with_kernels, without, rtol=tolerance, atol=tolerance * np.abs(without).max())
 
 
-def test_quantised_parameters_run_forward_and_know_their_vocabulary() -> None:
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantised_parameters_run_forward_and_know_their_vocabulary(kind: str) -> None:
     config, params = tiny("float32")
-    nodes = rounded(params, "int8")
+    nodes = rounded(params, kind)
     wide = jax.tree.map(lambda n: widen(n, "float32"), nodes, is_leaf=is_weight)
     tokens = np.array([[1, 2, 3, 63]], np.int32)
     np.testing.assert_allclose(jaxlm.forward(nodes, tokens, config), jaxlm.forward(wide, tokens, config), atol=1e-5)
