@@ -75,7 +75,11 @@ def device_bandwidth(seconds: float, nbytes: int = 2 << 30) -> tuple[float, str]
 
 def matmul_rate(dtype: str, seconds: float = 0.3) -> float:
     """The best rate, in operations per second, of square matrix products that sum in float32."""
-    size, repeats = (2048, 1) if jax.default_backend() == "cpu" else (8192, REPEATS)
+    return product_rate(dtype, seconds, *((2048, 1) if jax.default_backend() == "cpu" else (8192, REPEATS)))
+
+
+def product_rate(dtype: str, seconds: float, size: int, repeats: int) -> float:
+    """The same for one size, with so many products in a call."""
     a = jnp.full((size, size), 1 / size, dtype)
 
     def product(x: jax.Array, y: jax.Array) -> jax.Array:

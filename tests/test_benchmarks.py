@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxlm
-from benchmarks import baseline, costs, plot, programs, report, shapes
+from benchmarks import baseline, costs, machine, plot, programs, report, shapes
 from benchmarks.__main__ import QUESTIONS, main, parser
 from benchmarks.questions import Ratio, Result, Table, curves
 from benchmarks.systems import Settings
@@ -232,11 +232,23 @@ class TestShapes:
                 stored = quantize(np.asarray(expected, np.float32), kind)
                 assert [(a.shape, a.dtype) for a in stored] == [(a.shape, a.dtype) for a in found]
 
+    def test_no_wide_copy_of_a_stack_is_made(self):
+        shape = (16, 512, 512)
+        drawn = shapes._floats.lower(shape, 0.02, jax.random.key(0, impl="rbg"), "bfloat16").compile()
+        assert drawn.memory_analysis().temp_size_in_bytes < 4 * math.prod(shape) / 2
+
     def test_a_random_model_generates(self):
         model = shapes.random_model(shapes.SHAPES["tiny-windowed"], "int8", "random:tiny-windowed")
         assert len(jaxlm.generate(model, [[1, 2, 3]], max_new_tokens=4)[0].token_ids) == 4
         with pytest.raises(jaxlm.JaxlmError, match="'file'"):
             shapes.random_model(shapes.SHAPES["tiny"], "file", "random:tiny")
+
+
+def test_every_probe_of_the_machine_measures_something():
+    assert machine.numpy_bandwidth(0.01, 1 << 20) > 0
+    rate, how = machine.device_bandwidth(0.01, 1 << 20)
+    assert rate > 0 and how in ("a sum on the device", "a copy on the device")
+    assert machine.product_rate("float32", 0.01, 64, 1) > 0 and machine.product_rate("bfloat16", 0.01, 64, 3) > 0
 
 
 def test_the_fit_finds_a_straight_line():

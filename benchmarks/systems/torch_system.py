@@ -1,4 +1,7 @@
-"""transformers under measurement: eager, or its forward pass through torch.compile with a static cache."""
+"""transformers under measurement: eager, or with decoding (a static cache) and training through torch.compile.
+
+Prompts run eager in both, as transformers itself does it.
+"""
 
 import inspect
 import os
