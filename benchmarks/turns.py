@@ -20,8 +20,8 @@ class BenchError(Exception):
     """What the user gave cannot be measured: one line, exit code 2."""
 
 
-class Unmeasured(Exception):
-    """A system does not do this: said in the result, and no error."""
+class Unmeasured(BenchError):
+    """A system does not do this: for a peer said in the result, and no error."""
 
 
 class Worker:
@@ -151,7 +151,7 @@ class Bench:
         """A peer that cannot do it, or fails, is noted; for jaxlm it is an error."""
         try:
             yield
-        except (BenchError, Unmeasured) as failure:
+        except BenchError as failure:
             if worker is self.jaxlm:
                 raise BenchError(str(failure)) from failure
             self.note(f"not measured: {failure}")
