@@ -1,7 +1,8 @@
 """The seam to fused attention on a GPU or TPU: which kernel serves a call, or None where the plain formula does.
 
-Both kernels have only been compiled and, in other forms, compared with the plain formula; `benchmarks/attention.py`
-times them against it. Set JAXLM_KERNELS=0 to leave them off.
+None has run on its hardware yet: they are compiled for it and compared with the plain formula on a CPU, in interpret
+mode or through XLA. `python -m benchmarks.attention` times what serves against the plain formula. Set JAXLM_KERNELS=0 to
+leave all of it off.
 """
 
 import importlib

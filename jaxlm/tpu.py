@@ -1,6 +1,6 @@
 """Attention on a TPU: a kernel for one new token over a cache, and JAX's splash attention for many.
 
-Both compile for v5e, v5p and v6e and equal the plain formula in interpret mode; their speed has not been measured.
+Both compile for v5e and v6e and equal the plain formula in interpret mode; their speed has not been measured.
 """
 
 import functools
