@@ -1,8 +1,8 @@
 """The seam to fused attention on a GPU or TPU: which kernel serves a call, or None where the plain formula does.
 
 None has run on its hardware yet: they are compiled for it and compared with the plain formula on a CPU, in interpret
-mode or through XLA. `python -m benchmarks.attention` times what serves against the plain formula. Set JAXLM_KERNELS=0 to
-leave all of it off.
+mode or through XLA. `python -m benchmarks.attention` times what serves against the plain formula. Set JAXLM_KERNELS=0
+to leave all of it off.
 """
 
 import importlib
@@ -50,6 +50,9 @@ def serves(on: str, q: jax.Array, seen: Any, spec: AttentionSpec, sinks: jax.Arr
     """
     tokens, past = q.shape[1], past_of(seen)
     if spec.alibi or (past is None and tokens == 1):
+        return False
+    # With one token the slots are taken for all that the layer has, around which a ring turns.
+    if tokens == 1 and stack_of(past.kv)[0].k.shape[2] != past.positions.shape[1]:
         return False
     if on == "gpu":
         highest = importlib.import_module("jaxlm.gpu").capability()
