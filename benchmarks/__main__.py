@@ -13,6 +13,7 @@ from benchmarks import baseline, plot, report
 from benchmarks.questions import Result, conversion, curves, memory, speculate, speed, starts, train
 from benchmarks.systems import PEERS, SYSTEMS, Settings
 from benchmarks.turns import Bench, BenchError
+from jaxlm.quant import KINDS
 
 QUESTIONS: dict[str, Callable[[Bench, argparse.Namespace], Result]] = {
     "speed": speed.speed,
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("question", choices=QUESTIONS, help="what to measure")
     made.add_argument("--model", help="a checkpoint, a known name or random:SHAPE; default smollm2-135m-instruct")
     made.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    made.add_argument("--quantize", choices=("int8", "int4", "file"), help="weights of jaxlm; peers stay as they are")
+    made.add_argument("--quantize", choices=(*KINDS, "file"), help="weights of jaxlm; peers stay as they are")
     made.add_argument("--peer", action="append", default=[], choices=PEERS, help="repeatable")
     made.add_argument("--rounds", type=positive, default=3, help="turns that each system gets; default %(default)s")
     made.add_argument("--prompt", type=positive, default=512, help="tokens; default %(default)s")

@@ -12,7 +12,7 @@ import jaxlm
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig, MoESpec, NormSpec, RopeSpec
 from jaxlm.errors import RequestError
 from jaxlm.params import CONSTANTS, Param, declare
-from jaxlm.quant import GROUP, Q4, Q8
+from jaxlm.quant import FP8, GROUP, KINDS, Q4, Q8
 
 PREFIX = "random:"
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "table")  # What loading would quantise.
@@ -87,14 +87,14 @@ def named(model: str, dtype: str) -> Shape | None:
 
 def random_model(shape: Shape, quantize: str | None, name: str) -> jaxlm.Model:
     """A model without a tokenizer, its weights drawn in their own dtype."""
-    if quantize not in (None, "int8", "int4"):
-        raise RequestError(f"quantize is {quantize!r}, but a random model has no file; allowed: int8, int4")
+    if quantize not in (None, *KINDS):
+        raise RequestError(f"quantize is {quantize!r}, but a random model has no file; allowed: {', '.join(KINDS)}")
     return jaxlm.Model(shape.config, random_params(shape.config, quantize), None, (), name)
 
 
 def random_params(config: ModelConfig, quantize: str | None = None) -> Any:
     """As `jaxlm.init_params` in scale, but drawn layer by layer: no more than one layer's matrix is ever wider than it
-    is stored, and a quantised one is drawn as integers."""
+    is stored, and a quantised one is drawn as its narrow numbers."""
     tree = declare(config)
     flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, Param))
     keys = jax.random.split(jax.random.key(0, impl="rbg"), len(flat))
@@ -107,7 +107,7 @@ def _draw(name: str, param: Param, key: jax.Array, dtype: str, quantize: str | N
     if isinstance(param.init, str):
         return jnp.full(param.shape, CONSTANTS[param.init], dtype)
     if quantize and name in MATRICES and param.shape[-1] % GROUP == 0:
-        return _integers(param.shape, param.init, key, quantize)
+        return _narrow(param.shape, param.init, key, quantize)
     return _floats(param.shape, param.init, key, dtype)
 
 
@@ -120,8 +120,12 @@ def _floats(shape: tuple[int, ...], deviation: float, key: jax.Array, dtype: str
     return jax.lax.map(slice_of, jax.random.split(key, shape[0]), batch_size=max(1, 2**20 // math.prod(shape[1:])))
 
 
-def _integers(shape: tuple[int, ...], deviation: float, key: jax.Array, quantize: str) -> Any:
-    """Even integers of either kind with scales that give the deviation: 73.6 for -127..127, 4.61 for 0..15."""
+def _narrow(shape: tuple[int, ...], deviation: float, key: jax.Array, quantize: str) -> Any:
+    """Numbers of a quantised kind, with scales that give the deviation: that of even integers is 73.6 for -127..127 and
+    4.61 for 0..15; for fp8, whose largest number is 448, it is 50."""
+    if quantize == "fp8":
+        scale = jnp.full((*shape[:-1], 1), deviation / 50, jnp.float32)
+        return Q8(_floats(shape, 50.0, key, jnp.dtype(FP8).name), scale)
     scales = (*shape[:-1], shape[-1] // GROUP)
     if quantize == "int8":
         values = jax.random.randint(key, shape, -127, 128, jnp.int8)

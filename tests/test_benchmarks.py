@@ -217,7 +217,9 @@ class TestShapes:
         assert costs.nbytes(abstract_params(again)) == costs.nbytes(abstract_params(shape.config))
         assert [s.attention.reach for s in again.layers] == [s.attention.reach for s in shape.config.layers]
 
-    @pytest.mark.parametrize(("name", "kind"), [("tiny", None), ("tiny", "int8"), ("tiny-moe", "int4")])
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("tiny", None), ("tiny", "int8"), ("tiny", "fp8"), ("tiny-moe", "int4")]
+    )
     def test_random_weights_are_as_initialised_ones(self, name, kind):
         config = replace(shapes.SHAPES[name].config, dtype="bfloat16")
         params = shapes.random_params(config, kind)
