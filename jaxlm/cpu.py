@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from jaxlm.quant import Q4, Q8, Layer
 
-FEW_ROWS = 8  # Beyond, a product is bound by arithmetic, and XLA's own is as fast where there is no matrix unit.
+MOST_ROWS = 64  # Beyond, XLA's products make up for the copy that it takes of a layer, but for a matrix unit's.
+FEW_ROWS = 8  # Up to here a matrix unit does not pay.
 TILE = 16  # Rows of a tile of the matrix unit.
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -50,14 +51,13 @@ def matvec(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any) -> li
     index = weights[0].number if isinstance(weights[0], Layer) else None
     flat = [_flatten(stack, inputs, index is not None) for stack in stacks]
     x = x.reshape(rows, -1)
-    given = jnp.float32
-    if rows > FEW_ROWS:
-        x = jnp.pad(x, ((0, -rows % TILE), (0, 0)))
-        if not module.on_matrix_unit(x, flat):
-            return None
-        given = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+    padded = jnp.pad(x, ((0, -rows % TILE), (0, 0)))
+    unit = rows > FEW_ROWS and module.on_matrix_unit(padded, flat)
+    if not unit and rows > MOST_ROWS:
+        return None
     kind = {Q8: module.matvec_q8, Q4: module.matvec_q4}.get(type(stacks[0]), module.matvec)
-    products = kind(x, flat, index, dtype=given)
+    given = jnp.bfloat16 if unit and dtype == jnp.bfloat16 else jnp.float32
+    products = kind(padded if unit else x, flat, index, dtype=given)
     first = 0 if index is None else 1
     shapes = [jax.tree.leaves(stack)[0].shape[first:-inputs] for stack in stacks]
     return [p[:rows].reshape(*lead, *shape).astype(dtype) for p, shape in zip(products, shapes, strict=True)]

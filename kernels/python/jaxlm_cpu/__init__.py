@@ -99,7 +99,7 @@ def matvec(
 ):
     """y[b, n] = sum_k x[b, k] w[n, k], float32 sums of float32 products.
 
-    Made for up to 8 rows, and for many where `on_matrix_unit`; there dtype may be bfloat16, that of the results.
+    Made for up to some 64 rows, and for more where `on_matrix_unit`; there dtype may be bfloat16, that of the results.
 
     x: [B, K]; w: [N, K], or [R, N, K] with `layer`; each float32, bfloat16 or float16 -> float32 [B, N].
     A list of matrices of one dtype (query, key and value, say) is one call and gives a list of results.
