@@ -240,6 +240,14 @@ def test_a_model_runs_through_the_seam(request: pytest.FixtureRequest, on: str) 
     np.testing.assert_allclose(found, plain, atol=(1e-4 if on == "tpu" else 5e-2) * np.abs(plain).max())
 
 
+@pytest.mark.parametrize("on", ["gpu", "tpu"])
+def test_the_first_slots_of_a_cache_are_not_taken_for_a_ring(on_gpu: None, on: str) -> None:
+    call = make_call(7, SMALL, [4, 8], 1, 16, "bfloat16")
+    assert accelerator.serves(on, call.q, call.seen, SMALL, None)
+    part = call.seen._replace(past=call.seen.past._replace(positions=call.seen.past.positions[:, :8]))
+    assert not accelerator.serves(on, call.q, part, SMALL, None)
+
+
 def lowered(call: Call, platform: str) -> str:
     """The program of the seam's kernel for another platform than this machine's."""
     def run(q: jax.Array, positions: jax.Array, seen: Shared, sinks: jax.Array | None) -> jax.Array | None:
