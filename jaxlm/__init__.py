@@ -20,6 +20,7 @@ from jaxlm.ledger import compile_ledger
 from jaxlm.load import convert, load
 from jaxlm.model import decode_step, embed, forward, lm_head, prefill
 from jaxlm.params import init_params, unstack
+from jaxlm.reuse import PrefixStore
 from jaxlm.sample import sample
 from jaxlm.warm import warmup
 
@@ -33,6 +34,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "NormSpec",
+    "PrefixStore",
     "RopeSpec",
     "attention",
     "compile_ledger",

@@ -90,6 +90,34 @@ def capacity(cache: KVCache, config: ModelConfig) -> int | None:
     return min(limits, default=None)
 
 
+def can_cut_back(config: ModelConfig, held: int, wanted: int) -> bool:
+    """Whether the cache of a row of `held` tokens still has all that the tokens after its first `wanted` look at.
+
+    A full layer always does. A ring keeps the last `reach` of the positions before `held`: the first that the next
+    token sees, if it sees any, must be among them. Slots that hold another position than `lengths` lets on are then
+    out of its sight.
+    """
+    for spec in {layer.attention for layer in config.layers if layer.attention.reach}:
+        oldest = held - spec.reach
+        chunk = isinstance(spec, AttentionSpec) and spec.chunk
+        seen = wanted // chunk * chunk if chunk else wanted - spec.reach + 1
+        if max(seen, 0) < min(oldest, wanted):
+            return False
+    return True
+
+
+def rolled_back(before: KVCache, after: KVCache, config: ModelConfig) -> KVCache:
+    """`before` again, given what came after it: full layers are those of `after`, which only have more slots filled.
+
+    So where `after` was made in place nothing but rings is copied.
+    """
+    layers = tuple(
+        tuple(old if spec.attention.reach else new for spec, old, new in zip(segment.unit, olds, news, strict=True))
+        for segment, olds, news in zip(config.segments, before.layers, after.layers, strict=True)
+    )
+    return KVCache(layers, before.lengths)
+
+
 def slot_positions(lengths: jax.Array, slots: int) -> jax.Array:
     """Which position each slot holds, given how many were written: int32 [B,S], negative where there is none yet.
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,16 @@ import numpy as np
 from jaxlm.config import ModelConfig
 from jaxlm.detokenize import Detokenizer, StopStrings
 from jaxlm.errors import JaxlmError, JaxlmTypeError, RequestError
-from jaxlm.loop import LENGTH, MOST_STEPS, REFUSED, RUNNING, STOP, Settings, token_chunks
+from jaxlm.loop import LENGTH, MOST_STEPS, REFUSED, RUNNING, STOP, Decoder, PlainDecoder, Settings, token_chunks
 from jaxlm.params import Params
-from jaxlm.sample import check_settings
+from jaxlm.reuse import PrefixStore
+from jaxlm.sample import as_array, check_settings
+from jaxlm.speculate import SpeculativeDecoder
 from jaxlm.tokenizer import Tokenizer
 
 STEPS_BETWEEN_LOOKS = 16  # Device steps between two looks at stop strings.
+DRAFT_TOKENS = 7  # With the token before them, as many rows as CPU kernels take at once.
+MOST_DRAFT = 64
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,28 @@ class Generation:
     finish_reason: str
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a model, checked: sampling settings by name, each one number or one per prompt, seeds alike."""
+
+    sampling: dict[str, np.ndarray]
+    seeds: np.ndarray
+    max_new_tokens: int
+    stops: tuple[str, ...]
+    ignore_eos: bool
+
+
 class Answer:
     """The text of one row while it grows: ids in, pieces of text out, cut before the first stop string."""
 
-    def __init__(self, model: Model, prompt_ids: list[int], stops: tuple[str, ...], ignore_eos: bool):
+    def __init__(self, model: Model, prompt_ids: list[int], request: Request):
         self.prompt_ids = prompt_ids
         self.token_ids: list[int] = []
         self.text = ""
         self.reason: str | None = None
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(request.stops)
         self._detokenizer = Detokenizer(model.tokenizer, prompt_ids) if model.tokenizer else None
-        self._unseen = () if ignore_eos else model.eos_ids
+        self._unseen = () if request.ignore_eos else model.eos_ids
 
     def push(self, ids: Iterable[int], reason: str | None) -> str:
         """Take the next ids, the last of which is final if `reason` says so; -> the text that they make sure."""
@@ -93,49 +109,58 @@ def generate(
     seed: Any = 0,
     stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
+    reuse: PrefixStore | None = None,
+    draft: "Literal['lookup'] | Model | None" = None,
+    draft_tokens: int = DRAFT_TOKENS,
 ) -> list[Generation]:
     """Answer each prompt: a text, a list of texts, or a list of id lists.
 
     Settings are a number or one per prompt. temperature 0 is greedy; 0 turns top_k and min_p off, 1 top_p and
     repetition_penalty; the penalty counts the ids of the prompt too. Prompt i uses seed + i unless seed is a list, so
     its result is that of running alone with that seed. A text gets the tokenizer's BOS, once; ids are taken as given.
+    reuse: a store of earlier rows, from which prompts that begin like one of them start, and which keeps these rows.
+    draft: "lookup" guesses `draft_tokens` tokens a step from what followed the last ones earlier in prompt and answer,
+    a smaller Model with the same vocabulary by generating them; the answer stays what it is without (`speculate`).
     Raises RequestError before compute for an empty prompt where there is no BOS, an id outside the vocabulary, a prompt
     that fills the context, or a setting out of range; JaxlmError when logits turn out to be NaN.
     """
     rows = encode_prompts(model, prompts)
-    settings = make_settings(
-        model, rows, max_new_tokens, seed, ignore_eos, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty,
+    request = check_request(
+        len(rows), max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, temperature=temperature,
+        top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    stops = check_stops(stop)
-    answers = [Answer(model, ids, stops, ignore_eos) for ids in rows]
-    steps = STEPS_BETWEEN_LOOKS if stops else MOST_STEPS
-    if max_new_tokens > 0:
-        for _ in run(model, answers, settings, steps):
-            pass
+    decoder, store = make_decoder(model, draft, draft_tokens), check_store(reuse)
+    answers = [Answer(model, ids, request) for ids in rows]
+    for _ in run(model, decoder, answers, request, STEPS_BETWEEN_LOOKS if request.stops else MOST_STEPS, store):
+        pass
     return [answer.done() for answer in answers]
 
 
 def stream(
-    model: Model, prompt: str | Sequence[int], *, max_new_tokens: int = 128, seed: Any = 0,
-    stop: str | Sequence[str] = (), ignore_eos: bool = False, **sampling: Any,
+    model: Model, prompt: str | Sequence[int], *, reuse: PrefixStore | None = None,
+    draft: "Literal['lookup'] | Model | None" = None, draft_tokens: int = DRAFT_TOKENS, **request: Any,
 ) -> Iterator[str]:  # fmt: skip
     """The same for one prompt, piece by piece; the pieces join to `Generation.text`. Bad input raises at the call."""
     rows = encode_prompts(model, prompt if isinstance(prompt, str) else [prompt])
-    settings = make_settings(model, rows, max_new_tokens, seed, ignore_eos, **sampling)
-    answer = Answer(model, rows[0], check_stops(stop), ignore_eos)
-    pieces = run(model, [answer], settings, 1) if max_new_tokens > 0 else iter(())
+    checked = check_request(**request)
+    decoder, store = make_decoder(model, draft, draft_tokens), check_store(reuse)
+    pieces = run(model, decoder, [Answer(model, rows[0], checked)], checked, 1, store)
     return (piece for (piece,) in pieces if piece)
 
 
-def run(model: Model, answers: list[Answer], settings: Settings, steps: int) -> Iterator[list[str]]:
+def run(
+    model: Model, decoder: Decoder, answers: list[Answer], request: Request, steps: int, store: PrefixStore | None
+) -> Iterator[list[str]]:
     """Drive the device loop, `steps` at a time, until every answer is complete; -> each answer's next piece.
 
     Raises JaxlmError when logits leave an answer nothing to choose, unless a stop string has completed it before.
     """
+    if not request.max_new_tokens:
+        return
     prompts = [answer.prompt_ids for answer in answers]
     reasons = {RUNNING: None, REFUSED: None, STOP: "stop", LENGTH: "length"}
-    for new, status in token_chunks(model.params, model.config, prompts, settings, steps):
+    settings = lay_out(model, prompts, request)
+    for new, status in token_chunks(decoder, prompts, settings, steps, store):
         yield [a.push(ids, reasons[s]) for a, ids, s in zip(answers, new, status.tolist(), strict=True)]
         for row, answer in enumerate(answers):
             if status[row] == REFUSED and not answer.reason:
@@ -166,21 +191,13 @@ def encode_prompt(model: Model, where: str, prompt: Any) -> list[int]:
     return [int(i) for i in ids]
 
 
-def as_array(name: str, value: Any) -> np.ndarray:
-    """numpy's reading of a value; refused if it has none."""
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, OverflowError):
-        raise JaxlmTypeError(f"{name} is {value!r}; allowed: a number or a flat list of numbers") from None
-
-
 def check_stops(stop: Any) -> tuple[str, ...]:
-    """One string or several, as a tuple; what is in it is checked by `StopStrings`."""
-    if isinstance(stop, str):
-        return (stop,)
-    if not isinstance(stop, Sequence):
+    """One stop string or several, as a tuple."""
+    if not isinstance(stop, (str, Sequence)):
         raise JaxlmTypeError(f"stop is {stop!r}; allowed: a text or a list of texts")
-    return tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    StopStrings(stops)  # Refuses what is no stop string.
+    return stops
 
 
 def check_prompt(model: Model, where: str, ids: list[int]) -> list[int]:
@@ -198,52 +215,92 @@ def check_prompt(model: Model, where: str, ids: list[int]) -> list[int]:
     return ids
 
 
-def make_settings(
-    model: Model, rows: list[list[int]], max_new_tokens: int, seed: Any, ignore_eos: bool, *,
-    temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0, repetition_penalty: Any = 1.0,
-) -> Settings:  # fmt: skip
-    """Check every setting and lay it out by row."""
-    sampling = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }  # fmt: skip
-    for name, value in sampling.items():
-        as_array(name, value)
-    check_settings(**sampling)
+def check_request(
+    rows: int = 1, *, max_new_tokens: Any = 128, seed: Any = 0, stop: Any = (), ignore_eos: bool = False,
+    **sampling: Any,
+) -> Request:  # fmt: skip
+    """A request for `rows` prompts, as far as it can be checked without a model. Raises RequestError for the rest."""
+    settings = check_settings(**sampling, rows=rows)
     if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
         raise RequestError(f"max_new_tokens is {max_new_tokens!r}; allowed: an integer of at least 0")
-    batch, config = len(rows), model.config
-    limits = [min(max_new_tokens, config.max_positions - len(ids)) for ids in rows]
-    size, tokenizer = config.vocab_size, model.tokenizer
-    known = tokenizer.token_mask(size) if tokenizer else np.ones(size, bool)
+    seeds = as_array("seed", seed)
+    if seeds.dtype.kind not in "iu" or seeds.min(initial=0) < 0 or seeds.max(initial=0) >= 2**32:
+        raise RequestError(f"seed is {seed!r}; allowed: an integer from 0 to {2**32 - 1}, or one per prompt")
+    if seeds.shape not in ((), (rows,)):
+        raise RequestError(f"seed has {seeds.size} values; allowed: one, or one for each of the {rows} prompts")
+    return Request(settings, seeds, int(max_new_tokens), check_stops(stop), ignore_eos)
+
+
+def check_store(reuse: Any) -> PrefixStore | None:
+    if reuse is not None and not isinstance(reuse, PrefixStore):
+        raise JaxlmTypeError(f"reuse is {reuse!r}; allowed: a PrefixStore or None")
+    return reuse
+
+
+def make_decoder(model: Model, draft: Any, draft_tokens: Any) -> Decoder:
+    """The way to decode. Raises RequestError for a draft model with another vocabulary, or a count out of range."""
+    plain = PlainDecoder(model.params, model.config)
+    check_draft_tokens(draft_tokens)
+    if draft is None:
+        return plain
+    if isinstance(draft, Model):
+        check_vocabularies(model, draft)
+        return SpeculativeDecoder(plain, PlainDecoder(draft.params, draft.config), draft_tokens)
+    if draft != "lookup":
+        raise JaxlmTypeError(f"draft is {draft!r}; allowed: None, 'lookup' or a Model")
+    return SpeculativeDecoder(plain, None, draft_tokens)
+
+
+def check_draft_tokens(count: Any) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_DRAFT:
+        raise RequestError(f"draft_tokens is {count!r}; allowed: an integer from 1 to {MOST_DRAFT}")
+
+
+def check_vocabularies(model: Model, draft: Model) -> None:
+    """Refuse a draft model whose ids do not mean what the model's do."""
+    sizes = [each.config.vocab_size for each in (model, draft)]
+    if sizes[0] != sizes[1]:
+        raise RequestError(f"draft has a vocabulary of {sizes[1]} ids; allowed: {sizes[0]}, as the model has")
+    if model.tokenizer and draft.tokenizer:
+        other = first_difference(model.tokenizer, draft.tokenizer)
+        if other is not None:
+            texts = [each.token_text(other) for each in (model.tokenizer, draft.tokenizer)]
+            raise RequestError(f"draft reads id {other} as {texts[1]!r}; allowed: {texts[0]!r}, as the model does")
+
+
+@lru_cache(maxsize=8)
+def first_difference(one: Tokenizer, other: Tokenizer) -> int | None:
+    """The first id that two vocabularies spell differently."""
+    if one is other:
+        return None
+    ids = range(max(one.vocab_size, other.vocab_size))
+    return next((i for i in ids if one.token_text(i) != other.token_text(i)), None)
+
+
+def lay_out(model: Model, prompts: list[list[int]], request: Request) -> Settings:
+    """The request's settings for the device, by row."""
+    batch, config, tokenizer = len(prompts), model.config, model.tokenizer
+    given, seeds = request.sampling, request.seeds
+    if seeds.ndim == 0:
+        seeds = (int(seeds) + np.arange(batch, dtype=np.uint64)) % 2**32
+    known = tokenizer.token_mask(config.vocab_size) if tokenizer else np.ones(config.vocab_size, bool)
+    limits = [min(request.max_new_tokens, config.max_positions - len(ids)) for ids in prompts]
     return Settings(
-        temperature=by_row("temperature", temperature, batch, np.float32),
-        top_k=by_row("top_k", np.minimum(top_k, config.vocab_size), batch, np.int32),
-        top_p=by_row("top_p", top_p, batch, np.float32),
-        min_p=by_row("min_p", min_p, batch, np.float32),
-        repetition_penalty=by_row("repetition_penalty", repetition_penalty, batch, np.float32),
-        keys=jax.vmap(jax.random.key)(row_seeds(seed, batch)),
+        temperature=by_row(given["temperature"], batch, np.float32),
+        top_k=by_row(np.minimum(given["top_k"], config.vocab_size), batch, np.int32),
+        top_p=by_row(given["top_p"], batch, np.float32),
+        min_p=by_row(given["min_p"], batch, np.float32),
+        repetition_penalty=by_row(given["repetition_penalty"], batch, np.float32),
+        keys=jax.vmap(jax.random.key)(by_row(seeds, batch, np.uint32)),
         max_new_tokens=jnp.asarray(limits, jnp.int32),
         # No id is -2: so many of them whether the ends count or not, for the shape to be the same.
-        eos_ids=jnp.asarray([-2 if ignore_eos else i for i in (*model.eos_ids, -2)], jnp.int32),
+        eos_ids=jnp.asarray([-2 if request.ignore_eos else i for i in (*model.eos_ids, -2)], jnp.int32),
         allowed=jnp.asarray(known),
     )
 
 
-def by_row(name: str, value: Any, batch: int, dtype: Any) -> jax.Array:
-    array = as_array(name, value)
-    if array.shape not in ((), (batch,)):
-        raise RequestError(f"{name} has {array.size} values; allowed: one, or one for each of the {batch} prompts")
+def by_row(array: np.ndarray, batch: int, dtype: Any) -> jax.Array:
+    """A number, or one per row, as [B]."""
     if array.dtype.kind == "f":  # Beyond float32 is as good as its end.
         array = np.clip(array, 0.0, np.finfo(np.float32).max)
     return jnp.asarray(np.broadcast_to(array.astype(dtype), (batch,)))
-
-
-def row_seeds(seed: Any, batch: int) -> jax.Array:
-    """uint32 [B]: seed + row, or the list as it is."""
-    array = as_array("seed", seed)
-    if array.dtype.kind not in "iu" or array.min(initial=0) < 0 or array.max(initial=0) >= 2**32:
-        raise RequestError(f"seed is {seed!r}; allowed: an integer from 0 to {2**32 - 1}, or one per prompt")
-    if array.ndim == 0:
-        array = (int(array) + np.arange(batch, dtype=np.uint64)) % 2**32
-    return by_row("seed", array, batch, np.uint32)

@@ -111,11 +111,29 @@ def extend(
     read: int | None = None,
     context: jax.Array | None = None,
 ) -> tuple[jax.Array, KVCache]:
-    """Carry every row on by its first `lengths` [B] tokens of [B,T]. -> (hidden [B,T,D], cache).
+    """Carry every row on by its first `lengths` [B] tokens of [B,T]. -> (hidden [B,T,D], cache). See `look_ahead`.
+
+    A row whose length is outside 0..T, or that would outgrow the cache, gives NaN and leaves the cache as it was.
+    """
+    x, new, counts = look_ahead(params, tokens, cache, config, lengths, read, context)
+    return x, write(cache, new, counts)
+
+
+def look_ahead(
+    params: Params,
+    tokens: jax.Array,
+    cache: KVCache,
+    config: ModelConfig,
+    lengths: jax.Array,
+    read: int | None = None,
+    context: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[Any, ...], jax.Array]:
+    """Run every row's first `lengths` [B] tokens of [B,T] after what the cache holds, without writing to it.
 
     read: how many slots of the cache to look at, where the caller knows that the rest is empty; None is all.
     context int32 [B]: how long each row is going to be before new tokens are chosen (see `rope`); None is by this call.
-    A row whose length is outside 0..T, or that would outgrow the cache, gives NaN and leaves the cache as it was.
+    -> (hidden [B,T,D], what `write` takes: the new keys and values, and the lengths, 0 for a row that gives NaN since
+    its length is outside 0..T or it would outgrow the cache).
     """
     limit = capacity(cache, config)
     fits = (lengths >= 0) & (lengths <= tokens.shape[1])
@@ -130,7 +148,7 @@ def extend(
     x = jnp.where(real[:, :, None], x, jnp.zeros_like(x))
     inputs = embed_layers(params, tokens, x, config)
     x, new, _ = run_layers(params, x, positions, context, config, read_past(cache, read), inputs)
-    return jnp.where(fits[:, None, None], x, jnp.full_like(x, jnp.nan)), write(cache, new, counts)
+    return jnp.where(fits[:, None, None], x, jnp.full_like(x, jnp.nan)), new, counts
 
 
 def with_precision(function: Callable[..., Any]) -> Callable[..., Any]:

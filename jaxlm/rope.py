@@ -1,6 +1,7 @@
 """Rotary position embedding: angles in float32, from absolute positions."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,16 @@ def frequencies(spec: RopeSpec, dims: int, context: jax.Array) -> jax.Array:
             powers = jnp.asarray(np.arange(0, dims, 2, dtype=np.float32) / dims)
             return (spec.theta * growth[:, None]) ** -powers[None, :]
     return jnp.asarray(inverse_frequencies(spec, dims))[None, :]
+
+
+def regime(spec: RopeSpec, context: Any) -> Any:
+    """A number per length in `context`, an integer array: lengths with the same number have the same `frequencies`."""
+    match spec.scaling:
+        case LongRopeScaling(original_max_positions=original):
+            return (context > original).astype(np.int32)
+        case DynamicScaling(original_max_positions=original):
+            return context * (context > original).astype(np.int32)
+    return context * 0
 
 
 def inverse_frequencies(spec: RopeSpec, dims: int) -> np.ndarray:

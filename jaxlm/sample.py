@@ -3,13 +3,14 @@
 The filters apply in that order, each to what the one before left. All settings may differ by row.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.errors import RequestError
+from jaxlm.errors import JaxlmTypeError, RequestError
 
 REFUSED = -1  # What `sample` returns for a row that has no valid choice.
 
@@ -126,9 +127,10 @@ def check_settings(
     min_p: Any = 0.0,
     repetition_penalty: Any = 1.0,
     rows: int | None = None,
-) -> None:
-    """Raise RequestError for the first setting out of range, or that is neither one number nor one for each of `rows`.
+) -> dict[str, Any]:
+    """The settings as arrays, by name.
 
+    Raises RequestError for the first one out of range, or that is neither one number nor one for each of `rows`.
     Traced values cannot be read and pass.
     """
     rules = (
@@ -138,16 +140,29 @@ def check_settings(
         ("min_p", min_p, lambda v: (v >= 0) & (v <= 1), "numbers from 0 (off) to 1"),
         ("repetition_penalty", repetition_penalty, lambda v: np.isfinite(v) & (v > 0), "finite numbers above 0"),
     )
-    for name, value, rule, allowed in rules:
-        if rows is not None and np.shape(value) not in ((), (rows,)):
-            raise RequestError(f"{name} has shape {np.shape(value)}; allowed: one number, or one for each row ({rows})")
-        if isinstance(value, jax.core.Tracer):
-            continue
-        array = np.asarray(value)
-        numeric = array.dtype.kind in "iuf" and array.ndim <= 1
-        if not numeric or not np.all(rule(array.astype(np.float64))):
-            shown = " ".join(repr(value).split())
-            raise RequestError(f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}")
+    return {name: check_setting(name, value, rule, allowed, rows) for name, value, rule, allowed in rules}
+
+
+def check_setting(name: str, value: Any, rule: Callable[[Any], Any], allowed: str, rows: int | None) -> Any:
+    """One setting as an array; refused unless every number in it keeps the rule and there are as many as allowed."""
+    array = value if isinstance(value, jax.core.Tracer) else as_array(name, value)
+    if rows is not None and array.shape not in ((), (rows,)):
+        raise RequestError(f"{name} has shape {array.shape}; allowed: one number, or one for each row ({rows})")
+    if isinstance(array, jax.core.Tracer):
+        return array
+    numeric = array.dtype.kind in "iuf" and array.ndim <= 1
+    if not numeric or not np.all(rule(array.astype(np.float64))):
+        shown = " ".join(repr(value).split())
+        raise RequestError(f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}")
+    return array
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """numpy's reading of a value; refused if it has none."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        raise JaxlmTypeError(f"{name} is {value!r}; allowed: a number or a flat list of numbers") from None
 
 
 def _is_typed(key: jax.Array) -> bool:

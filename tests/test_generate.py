@@ -22,7 +22,8 @@ from scripted import BOS, EOS, VOCAB
 import jaxlm
 from jaxlm import JaxlmError, Model, generate, loop, stream
 from jaxlm.errors import JaxlmTypeError, RequestError
-from jaxlm.generate import make_settings
+from jaxlm.generate import check_request, lay_out
+from jaxlm.sizes import ladder
 
 LIVELY = {"temperature": 1.5, "max_new_tokens": 24}
 
@@ -244,7 +245,7 @@ def test_prefill_in_chunks(monkeypatch):
     monkeypatch.setattr(loop, "first_token", lambda params, last, *_: jaxlm.lm_head(params, last, config))
     for lengths in (LENGTHS, LENGTHS[::-1], (529,)):
         prompts = [LONG[:n] for n in lengths]
-        found = loop.start(model.params, config, prompts, None, loop.ladder(max(lengths) + 1, 256))
+        found = loop.start(model.params, config, prompts, None, ladder(max(lengths) + 1))
         assert tiny.relative_error(found, logits[[n - 1 for n in lengths]]) < 1e-4
 
 
@@ -550,7 +551,7 @@ def test_parameters_survive_and_buffers_are_reused():
 def test_the_cache_is_updated_in_place():
     """Each array of the state, the cache above all, takes the place of the one before."""
     model = scripted.random_model()
-    settings = make_settings(model, [[1]], 5, 0, False)
+    settings = lay_out(model, [[1]], check_request(max_new_tokens=5))
     state = loop.start(model.params, model.config, [[1]], settings, 256)
     text = loop.decode_loop.lower(model.params, state, settings, jnp.int32(3), model.config).compile().as_text()
     alias = text.split("input_output_alias={", 1)[1].split("entry_computation_layout", 1)[0]

@@ -10,8 +10,8 @@ import jaxlm
 from jaxlm.config import AttentionSpec, FFNSpec, LayerSpec, ModelConfig
 from jaxlm.errors import JaxlmError, RequestError
 from jaxlm.ledger import LOGGER
-from jaxlm.loop import warm_shapes
 from jaxlm.params import init_params
+from jaxlm.sizes import warm_shapes
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,10 @@ def model() -> jaxlm.Model:
 def test_nothing_compiles_after_warm_up(model: jaxlm.Model) -> None:
     said: list[str] = []
     jaxlm.warmup(model, max_len=512, say=said.append)
-    assert said == ["compiling for 256 tokens of context", "compiling for 512 tokens of context"]
+    assert said == [f"compiling for {slots} tokens of context" for slots in (256, 512, 1024)]
     chance = random.Random(0)
     with jaxlm.compile_ledger(forbid=True) as ledger:
-        for length in (1, 3, 17, 100, 128, 129, 300, 384):
+        for length in (1, 3, 17, 100, 128, 129, 300, 384, 385, 510):
             prompt = [chance.randrange(32) for _ in range(length)]
             new = chance.randrange(1, 512 - length)
             choice = {"temperature": chance.random(), "top_k": chance.randrange(4), "seed": chance.randrange(99)}
