@@ -115,6 +115,27 @@ def same_frequencies(config: ModelConfig, context: jax.Array, count: int) -> jax
     return jnp.sum(jnp.cumprod(same, axis=1), axis=1)
 
 
+def verify_all(
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, counts: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Logits [B,T,V] at each row's first `counts` [B] of tokens [B,T], and their keys and values for `write`."""
+    x, new, _ = look_ahead(params, tokens, cache, config, counts)
+    return lm_head(params, x, config), new
+
+
+def verify_some(
+    params: Params, tokens: jax.Array, cache: KVCache, config: ModelConfig, counts: jax.Array
+) -> tuple[jax.Array, Any]:
+    """The same, at the cost of a plain step where no row has a guess."""
+    def narrow() -> tuple[jax.Array, Any]:
+        logits, new = verify_all(params, tokens[:, :1], cache, config, counts)
+        more = tokens.shape[1] - 1
+        padded = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))), new)
+        return jnp.pad(logits, ((0, 0), (0, more), (0, 0))), padded
+
+    return jax.lax.cond(jnp.any(counts > 1), lambda: verify_all(params, tokens, cache, config, counts), narrow)
+
+
 def choose_on(
     logits: jax.Array, tokens: jax.Array, counts: jax.Array, state: LoopState, settings: Settings
 ) -> tuple[LoopState, jax.Array]:
@@ -176,10 +197,11 @@ def speculative_loop(
         counts = jnp.where(state.status == RUNNING, counts, 0)
         tokens = jnp.concatenate([state.token[:, None], guesses], axis=1)
         tokens = jnp.where(index < counts[:, None], tokens, 0)
-        x, new, _ = look_ahead(params, tokens, cache, config, counts)
+        verify = verify_some if draft_config is None else verify_all
+        logits, new = verify(params, tokens, cache, config, counts)
         made = state.count
         state = replace(state, guess=replace(guess, alone=jnp.zeros_like(guess.alone)))
-        state, picked = choose_on(lm_head(params, x, config), tokens, counts, state, settings)
+        state, picked = choose_on(logits, tokens, counts, state, settings)
         kept = state.count - made
         if draft_config is None:
             source = append(source, cache.lengths, tokens, kept)

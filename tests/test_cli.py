@@ -15,7 +15,7 @@ import scripted
 from foreign import llama_config, llama_shapes, write_safetensors
 from scripted import EOS
 
-from jaxlm import JaxlmError, cli
+from jaxlm import JaxlmError, PrefixStore, cli, commands
 
 ANSWER = "中🙂!"
 TEMPLATE = (
@@ -43,7 +43,7 @@ def walks(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
     """Within this process no compiled program goes to the user's cache."""
-    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    monkeypatch.setattr(commands, "keep_compiled", lambda: None)
 
 
 @pytest.fixture
@@ -118,6 +118,10 @@ def test_settings_reach_the_model(run, walks, monkeypatch):
         "max_new_tokens": 5, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
         "seed": 9, "stop": ["a", "b"],
     }  # fmt: skip
+    assert run("generate", "--model", walks["raw"], "--draft", "lookup", "--draft-tokens", "3", "x")[0] == 0
+    assert (taken["draft"], taken["draft_tokens"]) == ("lookup", 3)
+    assert run("generate", "--model", walks["raw"], "--draft", walks["lines"], "x")[0] == 0
+    assert taken["draft"].name == walks["lines"] and taken["draft_tokens"] == 7
 
 
 def test_seeds(run, walks):
@@ -133,15 +137,21 @@ def test_seeds(run, walks):
 
 def test_chat(run, walks, monkeypatch):
     """Every turn sees the turns before it, the answers as they were; user text is no control token."""
-    asked = []
+    asked, stores = [], []
     module = sys.modules["jaxlm.generate"]
     stream = module.stream
-    monkeypatch.setattr(module, "stream", lambda model, prompt, **s: asked.append(prompt) or stream(model, prompt, **s))
+
+    def seen(model, prompt, *, reuse, **settings):
+        asked.append(prompt), stores.append(reuse)
+        return stream(model, prompt, reuse=reuse, **settings)
+
+    monkeypatch.setattr(module, "stream", seen)
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo <eos>\n\nnever\n"))
     code, out, err = run("chat", "--model", walks["answer"], "--system", "S")
     assert (code, out, err) == (0, f"{ANSWER}\n{ANSWER}\n", "> > > ")
     first = "system:S;user:one;"
     assert asked == [[*(first + "x").encode()], [*f"{first}assistant:{ANSWER};user:two <eos>;x".encode()]]
+    assert stores[0] is stores[1] and isinstance(stores[0], PrefixStore) and len(stores[0]) == 2
 
 
 def test_chat_ends_with_the_input(run, walks, monkeypatch):
@@ -251,7 +261,8 @@ BAD = [
     *(["generate", "--model", "MODEL", *flags.split(), "x"] for flags in (
         "--top-k -1", "--top-p 0", "--top-p 1.5", "--min-p 2", "--temperature nan", "--temperature inf", "--seed -1",
         "--temperature -1", "--repetition-penalty 0", "--max-new-tokens -1", "--seed 4294967296",
-        "--top-k -5 --raw", "--raw --system s", "--stop \0", "--quantize int3",
+        "--top-k -5 --raw", "--raw --system s", "--stop \0", "--quantize int3", "--draft missing", "--draft lookup "
+        "--draft-tokens 0",
     )),
     ["generate", "--model", "MODEL", "--stop", "", "x"], ["generate", "--model", "MODEL", "--raw", "x" * 5000],
     ["generate", "--model", "RAW", "--raw", ""], ["generate", "--model", "RAW", "--system", "s", "x"],
@@ -279,6 +290,14 @@ def test_bad_input_is_one_line_and_exit_code_2(run, walks, tmp_path, monkeypatch
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("jaxlm") and ": error: " in err
     assert "Error" not in err and len(err) < 700  # A sentence, not the name of a class.
+
+
+@pytest.mark.parametrize("flags", ["--top-p 2", "--seed -1", "--max-new-tokens -1", "--draft-tokens 99"])
+@pytest.mark.parametrize("command", ["generate x", "chat"])
+def test_flags_are_checked_before_the_model_is_loaded(run, monkeypatch, flags, command):
+    monkeypatch.setattr(commands, "load", lambda *_, **__: pytest.fail("loaded"))
+    code, _, err = run(*command.split(), *flags.split())
+    assert code == 2 and flags.split()[0].lstrip("-").replace("-", "_") in err
 
 
 def test_errors_say_what_and_what_is_allowed(run, walks):
@@ -346,6 +365,23 @@ def test_pieces_arrive_before_the_end_and_ctrl_c_exits_with_130(walks):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert set(out) <= {*b"a\n"} and err == b""
+
+
+def test_ctrl_c_while_the_package_is_imported_exits_with_130():
+    interrupting = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "jax":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from jaxlm_main import main
+sys.exit(main())
+"""
+    argv = [sys.executable, "-c", interrupting, "info", "x"]
+    done = subprocess.run(argv, capture_output=True, cwd=Path(__file__).parents[1])
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_a_reader_that_leaves(walks):
