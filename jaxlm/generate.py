@@ -219,7 +219,7 @@ def check_request(
     rows: int = 1, *, max_new_tokens: Any = 128, seed: Any = 0, stop: Any = (), ignore_eos: bool = False,
     **sampling: Any,
 ) -> Request:  # fmt: skip
-    """A request for `rows` prompts, as far as it can be checked without a model; RequestError for what is out of range."""
+    """A request for `rows` prompts, as far as it can be checked without a model; RequestError if out of range."""
     settings = check_settings(**sampling, rows=rows)
     if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
         raise RequestError(f"max_new_tokens is {max_new_tokens!r}; allowed: an integer of at least 0")
