@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from jaxlm.checkpoints import DEFAULT
 from jaxlm.errors import JaxlmError
+from jaxlm.generate import DRAFT_TOKENS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +137,7 @@ def add_sampling_flags(sub: argparse.ArgumentParser) -> None:
 def add_draft_flags(sub: argparse.ArgumentParser) -> None:
     text = "guess ahead, which changes the speed but no answer: by lookup in the text so far, or by a smaller model"
     sub.add_argument("--draft", metavar="lookup|MODEL", help=text)
-    sub.add_argument("--draft-tokens", type=int, default=7, metavar="N", help="guesses a step; default: %(default)s")
+    sub.add_argument("--draft-tokens", type=int, default=DRAFT_TOKENS, metavar="N", help="guesses a step")
 
 
 if __name__ == "__main__":

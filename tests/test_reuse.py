@@ -307,14 +307,14 @@ def test_threads_share_a_store():
 def test_nothing_compiles_after_warm_up():
     config = tiny.config(tiny.layer(40), tiny.layer(), max_positions=1024)
     model, store = Model(config, tiny.random_params(config)), PrefixStore()
-    jaxlm.warmup(model, max_len=512, reuse=True)
+    jaxlm.warmup(model, max_len=160, reuse=True)
     rng, before = np.random.default_rng(1), [[1, 2, 3]]
     with jaxlm.compile_ledger(forbid=True):
         for _ in range(12):
             earlier = before[rng.integers(len(before))]
-            new = rng.integers(0, 13, rng.integers(1, 150)).tolist()
-            prompt = (earlier[: rng.integers(len(earlier) + 1)] + new)[:400]
-            new = int(rng.integers(1, 512 - len(prompt)))
+            more = rng.integers(0, 13, rng.integers(1, 60)).tolist()
+            prompt = (earlier[: rng.integers(len(earlier) + 1)] + more)[:150]
+            new = int(rng.integers(1, 161 - len(prompt)))
             before.append(prompt + ids_of(model, [prompt], max_new_tokens=new, reuse=store)[0])
     assert len(store) > 3
 
