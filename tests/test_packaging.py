@@ -64,7 +64,7 @@ def installed(tmp_path_factory) -> tuple[Path, Path]:
     # From a copy, so that nothing built before is packed along and nothing is left behind.
     tree = base / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", *FOLDERS.values()):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "jaxlm_main.py", *FOLDERS.values()):
         run("cp", "-r", ROOT / name, tree, cwd=base)
     run(*pip, "wheel", "--quiet", "--no-deps", *isolation, "-w", base, tree, cwd=base)
     wheel = next(base.glob("jaxlm-*.whl"))
@@ -82,9 +82,9 @@ def test_the_wheel_holds_the_whole_tree_and_no_general_names(installed):
     names = set(zipfile.ZipFile(wheel).namelist())
     places = {name.replace(".", "/"): path.name == "__init__.py" for name, path in modules().items()}
     expected = {f"{place}/__init__.py" if package else f"{place}.py" for place, package in places.items()}
-    assert {n for n in names if n.endswith(".py")} == expected
+    assert {n for n in names if n.endswith(".py")} == expected | {"jaxlm_main.py"}
     assert "jaxlm/py.typed" in names and any(n.endswith("licenses/LICENSE") for n in names)
-    assert {n.split("/")[0].split("-")[0] for n in names} == {"jaxlm"}
+    assert {n.split("/")[0].split("-")[0] for n in names} == {"jaxlm", "jaxlm_main.py"}
     site = next(env.glob("lib/python*/site-packages"))
     assert not {"conversion", "checkpoints", "tests", "kernels"} & {path.name for path in site.iterdir()}
 
