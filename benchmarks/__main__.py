@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -45,9 +46,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", type=positive, default=1, help="rows; default %(default)s")
     made.add_argument("--batches", type=positive, nargs="+", default=BATCHES, help="of the question batch")
     made.add_argument("--lengths", type=positive, nargs="+", default=LENGTHS, help="of the question context")
-    made.add_argument("--longest-prompt", type=int, default=1024, help="prefilled by context; default %(default)s")
+    made.add_argument("--longest-prompt", type=positive, default=1024, help="prefilled by context; default %(default)s")
     made.add_argument("--draft", default="lookup", help="of the question speculate; default %(default)s")
-    made.add_argument("--gigabytes", type=float, default=0.6, help="of the question convert; default %(default)s")
+    made.add_argument("--gigabytes", type=size, default=0.6, help="of the question convert; default %(default)s")
     made.add_argument("--folder", type=Path, help="of the question convert: where to make a temporary folder")
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a PNG, SVG or PDF")
@@ -60,6 +61,16 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def size(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
 
 
 def check_arguments(args: argparse.Namespace) -> dict[str, dict[str, float]] | None:

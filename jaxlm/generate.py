@@ -240,20 +240,21 @@ def check_store(reuse: Any) -> PrefixStore | None:
 def make_decoder(model: Model, draft: Any, draft_tokens: Any) -> Decoder:
     """The way to decode. Raises RequestError for a draft model with another vocabulary, or a count out of range."""
     plain = PlainDecoder(model.params, model.config)
-    check_draft_tokens(draft_tokens)
+    count = check_draft_tokens(draft_tokens)
     if draft is None:
         return plain
     if isinstance(draft, Model):
         check_vocabularies(model, draft)
-        return SpeculativeDecoder(plain, PlainDecoder(draft.params, draft.config), draft_tokens)
-    if draft != "lookup":
+        return SpeculativeDecoder(plain, PlainDecoder(draft.params, draft.config), count)
+    if not isinstance(draft, str) or draft != "lookup":
         raise JaxlmTypeError(f"draft is {draft!r}; allowed: None, 'lookup' or a Model")
-    return SpeculativeDecoder(plain, None, draft_tokens)
+    return SpeculativeDecoder(plain, None, count)
 
 
-def check_draft_tokens(count: Any) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_DRAFT:
+def check_draft_tokens(count: Any) -> int:
+    if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= MOST_DRAFT:
         raise RequestError(f"draft_tokens is {count!r}; allowed: an integer from 1 to {MOST_DRAFT}")
+    return int(count)
 
 
 def check_vocabularies(model: Model, draft: Model) -> None:

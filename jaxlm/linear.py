@@ -48,8 +48,17 @@ def wide_product(spec: str, x: jax.Array, weight: Any) -> jax.Array:
         if made is not None:
             return made
         weight = widen(weight, x.dtype)
+    if by_head(spec) and jax.default_backend() == "cpu":  # There such a product of bfloat16 is an error at many sizes.
+        x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
     # A narrow result type would leave the fast path of several backends: accumulate wide, cast after.
     return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
+
+
+def by_head(spec: str) -> bool:
+    """Whether a spec makes a product of its own for each index of an axis that x, weight and result share."""
+    operands, result = spec.split("->")
+    x, weight = operands.split(",")
+    return bool(set(x) & set(weight) & set(result) - set("."))
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:

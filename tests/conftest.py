@@ -1,6 +1,7 @@
 """Strict settings for the whole run: what would only warn or be guessed elsewhere is an error here."""
 
 import os
+from collections.abc import Iterator
 
 # Before jax starts: eight pretended CPU devices, so that sharding can be tested anywhere.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
@@ -22,6 +23,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=100, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs() -> Iterator[None]:
+    """Each compiled program takes some of the memory maps that a process may have (65,530 on Linux)."""
+    yield
+    jax.clear_caches()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -367,7 +367,7 @@ class TestRefusals:
             "--quantize", "int4",
         )  # fmt: skip
 
-    @pytest.mark.parametrize("flag", ["--rounds", "--new", "--batch"])
+    @pytest.mark.parametrize("flag", ["--rounds", "--new", "--batch", "--longest-prompt", "--gigabytes"])
     @pytest.mark.parametrize("value", ["0", "-1", "x"])
     def test_bad_numbers(self, flag, value):
         with pytest.raises(SystemExit) as ended:
@@ -455,8 +455,18 @@ def test_a_question_from_end_to_end(tmp_path):
 
 
 def test_an_interrupt_ends_the_children():
-    line = [sys.executable, "-m", "benchmarks", "decode", *QUICK, "--rounds", "100000"]
+    # What runs the tests may ignore the signal, and a child would take that over.
+    heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heeding + "runpy.run_module('benchmarks', run_name='__main__', alter_sys=True)"
+    line = [sys.executable, "-c", code, "decode", *QUICK, "--rounds", "100000"]
     running = subprocess.Popen(line, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        interrupt(running)
+    finally:
+        running.terminate()
+
+
+def interrupt(running: subprocess.Popen) -> None:
     assert running.stderr
     while "turn 1" not in (text := running.stderr.readline()):
         assert text, "it ended by itself"

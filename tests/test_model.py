@@ -1,5 +1,6 @@
 """Laws of the whole model: the numbers are right, and every route to them gives the same ones."""
 
+import dataclasses
 import functools
 
 import jax
@@ -491,3 +492,18 @@ class TestCompiledDecodeStep:
         second, _ = tiny.decode_step(swapped, ids, cache, self.config)
         assert tiny.decode_step._cache_size() == size + 1
         assert tiny.relative_error(first, second) > 0.1
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_latent_attention_in_bfloat16(batch):
+    """Its products by head run in every size, and nearly as in float32."""
+    latent = jaxlm.config.LatentAttentionSpec(4, 32, 32, 16, 32, jaxlm.RopeSpec(), jaxlm.NormSpec())
+    config = tiny.config(jaxlm.LayerSpec(latent, jaxlm.FFNSpec(8)), dtype="bfloat16")
+    params, tokens = tiny.random_params(config), tiny.random_tokens((batch, 6))
+    wide = jax.tree.map(lambda a: a.astype(jnp.float32), params)
+    expected = np.asarray(jaxlm.forward(wide, tokens, dataclasses.replace(config, dtype="float32")))
+    assert tiny.relative_error(jaxlm.forward(params, tokens, config), expected) < 0.1
+    logits, cache = jaxlm.prefill(params, tokens[:, :5], jaxlm.init_cache(config, batch, 8), config)
+    assert tiny.relative_error(logits, expected[:, 4]) < 0.1
+    logits, _ = jaxlm.decode_step(params, tokens[:, 5], cache, config)
+    assert tiny.relative_error(logits, expected[:, 5]) < 0.1

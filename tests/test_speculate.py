@@ -303,7 +303,7 @@ def test_bad_counts(bad):
             call(scripted.flat_model(), "x", draft="lookup", draft_tokens=bad)
 
 
-@pytest.mark.parametrize("bad", ["look", 5, True, {}])
+@pytest.mark.parametrize("bad", ["look", 5, True, {}, np.zeros(3), np.array("lookup")], ids=repr)
 def test_bad_drafts(bad):
     for call in (generate, stream):
         with pytest.raises(JaxlmTypeError, match="draft is"):
