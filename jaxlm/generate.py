@@ -252,7 +252,7 @@ def make_decoder(model: Model, draft: Any, draft_tokens: Any) -> Decoder:
 
 
 def check_draft_tokens(count: Any) -> int:
-    if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= MOST_DRAFT:
+    if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or not 1 <= count <= MOST_DRAFT:
         raise RequestError(f"draft_tokens is {count!r}; allowed: an integer from 1 to {MOST_DRAFT}")
     return int(count)
 

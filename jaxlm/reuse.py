@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -91,7 +90,7 @@ class PrefixStore:
     """
 
     def __init__(self, max_bytes: int = 1 << 30):
-        if not isinstance(max_bytes, Integral) or isinstance(max_bytes, bool) or max_bytes < 0:
+        if not isinstance(max_bytes, (int, np.integer)) or isinstance(max_bytes, bool) or max_bytes < 0:
             raise RequestError(f"PrefixStore: max_bytes is {max_bytes!r}; allowed: an integer of at least 0")
         self.max_bytes = int(max_bytes)
         self._entries: list[Entry] = []  # The least recently used first.
