@@ -174,7 +174,7 @@ def start(
     for row, ids in enumerate(prompts):
         seen[row, ids] = True
     last, cache = prefill_rows(params, config, prompts, slots, store)
-    return first_token(params, last, cache, jnp.asarray(seen), settings, config)
+    return first_token(params, last, cache, jax.device_put(seen), settings, config)
 
 
 def cache_dtype(config: ModelConfig) -> str:
