@@ -64,7 +64,8 @@ void run_blocks(ffi::ThreadPool& threads, const AttnJob& job) {
     float* memory = scratch.get<float>(block_floats(job));
     attend(job, row / job.K, row % job.K, t0, std::min(t0 + step, job.T), memory);
   };
-  on_xla_threads(threads, blocks * job.B * job.K, task);
+  const int64_t count = blocks * job.B * job.K;
+  job.B * job.T <= kDecodeRows ? parallel_for(count, task) : on_xla_threads(threads, count, task);
 }
 
 // Checks every operand and fills in what the kernels read.

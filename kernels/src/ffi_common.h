@@ -78,8 +78,10 @@ class Scratch {
   size_t size_ = 0;
 };
 
+constexpr int64_t kDecodeRows = 32;  // Calls with more rows are long, and often belong to a prompt.
+
 // Calls f(i) for every i in [0, count) on XLA's threads and this one; returns when all calls have. For long loops among
-// XLA's own: the pool of pool.h answers faster, but its threads would compete with XLA's for the cores.
+// XLA's own, as a prompt has them: the pool of pool.h answers faster, but would compete with XLA's for the cores.
 template <typename F>
 void on_xla_threads(ffi::ThreadPool& threads, int64_t count, F&& f) {
   struct State {

@@ -97,7 +97,7 @@ void run_tiles(ffi::ThreadPool& threads, const std::vector<MatJob>& jobs) {
     static thread_local Scratch scratch;
     matrix_unit()->matmul(jobs[j], n0, std::min(n0 + kStep, jobs[j].N), scratch.get<float>(jobs[j].B * kStep));
   };
-  on_xla_threads(threads, starts.back(), task);
+  jobs[0].B <= kDecodeRows ? parallel_for(starts.back(), task) : on_xla_threads(threads, starts.back(), task);
 }
 
 // Where x has up to this many rows, three-byte integers are faster than float32 arithmetic.
