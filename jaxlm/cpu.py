@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxlm.quant import Q4, Q8, Layer
 
+INTERFACE = 2  # Of the kernel package.
 MOST_ROWS = 64  # Beyond, XLA's products make up for the copy that it takes of a layer, but for a matrix unit's.
 FEW_ROWS = 8  # Up to here a matrix unit does not pay.
 TILE = 16  # Rows of a tile of the matrix unit.
@@ -28,9 +30,13 @@ def kernels() -> Any:
     if os.environ.get("JAXLM_KERNELS", "1") == "0" or jax.default_backend() != "cpu":
         return None
     try:
-        return importlib.import_module("jaxlm_cpu")
+        module = importlib.import_module("jaxlm_cpu")
     except ImportError:
         return None
+    if getattr(module, "INTERFACE", 1) == INTERFACE:
+        return module
+    warnings.warn("jaxlm-cpu is installed in another version, and left unused: pip install ./kernels", stacklevel=2)
+    return None
 
 
 def matvec(specs: list[str], x: jax.Array, weights: list[Any], dtype: Any) -> list[jax.Array] | None:

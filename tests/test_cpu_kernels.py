@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxlm import cpu
+
 jaxlm_cpu = pytest.importorskip("jaxlm_cpu", reason="the optional kernels are not installed (pip install ./kernels)")
 if jax.default_backend() != "cpu":
     pytest.skip("the kernels run on the CPU backend only", allow_module_level=True)
@@ -374,3 +376,11 @@ def test_probe():
     assert 1e8 < jaxlm_cpu.read_bandwidth(64 << 20, 0.01) < 1e13
     with pytest.raises(ValueError, match="size"):
         jaxlm_cpu.read_bandwidth(0)
+
+
+def test_another_version_of_the_package_is_left_unused(monkeypatch):
+    monkeypatch.setattr(jaxlm_cpu, "INTERFACE", 1)
+    with pytest.warns(UserWarning, match="pip install ./kernels"):
+        assert cpu.kernels.__wrapped__() is None
+    monkeypatch.undo()
+    assert cpu.kernels.__wrapped__() is jaxlm_cpu

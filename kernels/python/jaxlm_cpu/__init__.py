@@ -15,10 +15,11 @@ import numpy as np
 from jaxlm_cpu._library import isa, matrix_unit, read_bandwidth, threads
 
 __all__ = [
-    "Q4", "Q8", "attention", "isa", "matrix_unit", "matvec", "matvec_q4", "matvec_q8", "on_matrix_unit",
+    "INTERFACE", "Q4", "Q8", "attention", "isa", "matrix_unit", "matvec", "matvec_q4", "matvec_q8", "on_matrix_unit",
     "read_bandwidth", "threads", "write",
 ]  # fmt: skip
 
+INTERFACE = 2  # Counts changes that a caller has to know of.
 FLOATS = ("float32", "bfloat16", "float16")
 GROUPS = (32, 64, 128, 256)
 TILE = 16  # Rows and outputs of a tile of the matrix unit; half its inputs.
