@@ -140,6 +140,7 @@ def cache_dtype(dtype: str) -> str:
     return dtype if jax.default_backend() != "cpu" or (kernels() and dtype == "bfloat16") else "float32"
 
 
-def usable() -> bool:
-    """Whether a call should leave its layers in their stacks for the kernels."""
-    return kernels() is not None
+def stacked(dtype: Any) -> bool:
+    """Whether a model of `dtype` should leave its layers in their stacks: kernels read them there, and 16-bit stacks
+    that are the inputs of a loop would be widened as a whole, ahead of it."""
+    return jax.default_backend() == "cpu" and (kernels() is not None or jnp.dtype(dtype).itemsize < 4)

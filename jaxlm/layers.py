@@ -113,7 +113,7 @@ def as_stored(kv: KV, past: Past) -> KV:
 
 def repeat_unit(unit: Any, x: jax.Array, params: Any, cached: Any, inputs: Any, repeat: int) -> tuple[jax.Array, Any]:
     """unit(x, (layers, cached, inputs)) for every repeat. With repeat > 0, layers may stay in their stacks."""
-    if not isinstance(params, list) and repeat and (cpu.usable() or accelerator.stacked(x.shape[1])):
+    if not isinstance(params, list) and repeat and (cpu.stacked(x.dtype) or accelerator.stacked(x.shape[1])):
         def from_stacks(x: jax.Array, each: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             number, vectors = each
             return unit(x, (views(params, number), jax.tree.map(lambda a: Layer(a, number), cached), vectors))
