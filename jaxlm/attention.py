@@ -17,7 +17,7 @@ from jaxlm.config import AttentionSpec, LatentAttentionSpec, QueryScaling
 from jaxlm.linear import add_bias, project, project_all
 from jaxlm.norm import norm
 from jaxlm.rope import rope
-from jaxlm.visible import visible
+from jaxlm.visible import held, visible
 
 HIDDEN = -1e30  # A finite stand-in for minus infinity: a row with no visible key must not turn to NaN.
 
@@ -234,8 +234,7 @@ def bfloat16(x: jax.Array) -> jax.Array:
 def mix(weights: jax.Array, part: Past) -> jax.Array:
     """Values summed by weight, in float32: [B,K,G,T,S] -> [B,K,G,T,h]. Keys serve as values where there are none."""
     values = part.kv.k if part.kv.v is None else part.kv.v
-    # An empty slot may hold anything, NaN included, and 0 * NaN is NaN.
-    values = jnp.swapaxes(jnp.where(part.positions[:, :, None, None] >= 0, values, jnp.zeros_like(values)), 1, 2)
+    values = jnp.swapaxes(held(values, part.positions), 1, 2)
     rows = weights.reshape(*weights.shape[:2], -1, weights.shape[-1]).astype(values.dtype)
     mixed = jnp.einsum("BKTS,BKSh->BKTh", rows, values, preferred_element_type=jnp.float32)
     return mixed.reshape(*weights.shape[:-1], values.shape[-1])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.cache import KV
-from jaxlm.visible import visible
+from jaxlm.visible import held, visible
 
 
 def capability() -> tuple[int, int]:
@@ -62,13 +62,12 @@ def one_more(
     within = length % spec.chunk if spec.chunk else length
     slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
     here = (slot == (length % slots)[:, None])[:, :, None, None]
-    there = (past.positions >= 0)[:, :, None, None]
 
     k, v = both(new)
     old_k, old_v = both(past.kv)
 
     def filled(old: jax.Array, fresh: jax.Array) -> jax.Array:
-        return jnp.where(here, fresh, jnp.where(there, old, jnp.zeros_like(old)).astype(fresh.dtype))
+        return jnp.where(here, fresh, held(old, past.positions).astype(fresh.dtype))
 
     return jax.nn.dot_product_attention(
         q, filled(old_k, k), filled(old_v, v), scale=spec.softmax_scale,
@@ -81,9 +80,8 @@ def several(
     q: jax.Array, positions: jax.Array, new: KV, past: Any, spec: Any, implementation: Any
 ) -> jax.Array:
     """Several tokens after a past: all keys in one row, and a mask."""
-    there = (past.positions >= 0)[:, :, None, None]
     k, v = (
-        jnp.concatenate([jnp.where(there, old, jnp.zeros_like(old)).astype(q.dtype), fresh], axis=1)
+        jnp.concatenate([held(old, past.positions).astype(q.dtype), fresh], axis=1)
         for old, fresh in zip(both(past.kv), both(new), strict=True)
     )
     seen = visible(positions, jnp.concatenate([past.positions, positions], axis=1), spec)

@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from jaxlm.cache import KV
-from jaxlm.visible import first_visible
+from jaxlm.visible import first_visible, held
 
 HIDDEN = -1e30
 LANES = 128  # Splash attention works on blocks of whole multiples of this many tokens.
@@ -157,7 +157,7 @@ def prefill_attention(
     parts = [_splash(q, new, causal, None, spec, interpret, residual=True)]
     if past is not None:
         there = past.positions >= 0
-        clean = KV(*(jnp.where(there[:, :, None, None], a, jnp.zeros_like(a)).astype(q.dtype) for a in past.kv))
+        clean = KV(*(held(a, past.positions).astype(q.dtype) for a in past.kv))
         full = masks.FullMask((q.shape[1], there.shape[1]))
         parts.append(_splash(q, clean, full, there.astype(jnp.int32), spec, interpret, residual=True))
     return merge(parts, sinks).astype(q.dtype)

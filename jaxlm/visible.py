@@ -17,6 +17,11 @@ def visible(queries: jax.Array, keys: jax.Array, spec: AttentionSpec) -> jax.Arr
     return seen
 
 
+def held(values: jax.Array, positions: jax.Array) -> jax.Array:
+    """Keys or values [B,S,K,h], zero where a slot has no position [B,S]: it may hold anything, and 0 * NaN is NaN."""
+    return jnp.where(positions[:, :, None, None] >= 0, values, jnp.zeros_like(values))
+
+
 def first_visible(positions: jax.Array, spec: AttentionSpec) -> jax.Array:
     """The least position that a query at each position may see; int32, same shape."""
     if spec.chunk:
