@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import jaxlm
 from jaxlm.loop import LoopState, Settings, cache_dtype
 
-LEAST_SLOTS = 256  # As a generation has them: doubled until they hold all tokens.
 ENDLESS = 2**30
-
-
-def slots_for(tokens: int) -> int:
-    """The slots of a generation's cache for so many tokens."""
-    return max(LEAST_SLOTS, 1 << (tokens - 1).bit_length())
 
 
 def settings_for(config: jaxlm.ModelConfig, batch: int) -> Settings:

@@ -10,17 +10,17 @@ import numpy as np
 
 import jaxlm
 from benchmarks.costs import nbytes
-from benchmarks.loop_state import filled, settings_for, slots_for
+from benchmarks.loop_state import filled, settings_for
 from jaxlm.loop import cache_dtype, decode_loop, prefill_chunk
+from jaxlm.sizes import chunk_width, ladder
 
 CONSTANT = re.compile(r"= (\w+)\[([\d,]*)\]\S* constant\(")
-WIDEST = 512  # Tokens of a prompt's chunk.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 
 def describe(model: jaxlm.Model, batch: int, prompt: int, lengths: list[int]) -> dict[str, Any]:
     """The prefill and the decode program at `prompt`, the largest layer, and cache and decode program at `lengths`."""
-    slots = slots_for(prompt + 1)
+    slots = ladder(prompt + 1)
     layer = max(nbytes(part) / repeats(part) for segment in model.params["segments"] for part in segment)
     return {
         "prefill": memory(prefill_program(model, batch, prompt, slots)),
@@ -54,7 +54,7 @@ def abstract_cache(config: jaxlm.ModelConfig, batch: int, slots: int) -> Any:
 def prefill_program(model: jaxlm.Model, batch: int, prompt: int, slots: int) -> Any:
     """The compiled first chunk of a prompt."""
     config = model.config
-    width = min(WIDEST, 1 << (prompt - 1).bit_length())
+    width = chunk_width(prompt)
     rows = jax.ShapeDtypeStruct((batch,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((batch, width), jnp.int32)
     last = jax.ShapeDtypeStruct((batch, config.hidden_size), jnp.dtype(config.dtype))

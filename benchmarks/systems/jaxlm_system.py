@@ -17,6 +17,7 @@ from benchmarks import costs, loop_state, machine, programs, shapes
 from benchmarks.systems import Settings, Unable, prompt_of
 from jaxlm.loop import MOST_STEPS, cache_dtype, decode_loop
 from jaxlm.params import abstract_params
+from jaxlm.sizes import ladder
 
 LEARNING_RATE = 1e-5
 
@@ -66,7 +67,7 @@ class System:
         self.check_room(length, steps)
         if steps > MOST_STEPS:
             raise Unable(f"{steps} steps in one call; allowed: up to {MOST_STEPS}")
-        slots = loop_state.slots_for(length + steps)
+        slots = ladder(length + steps)
         if not self.state or self.state[0] != (batch, slots):
             self.state = ()  # The old cache goes before a new one is made.
             settings = loop_state.settings_for(self.config, batch)
